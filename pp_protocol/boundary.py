@@ -1,0 +1,158 @@
+"""Where does beartype hold the contract?
+
+A hint of this module is a predicate of `conformance` that raises the finished error itself, so
+that beartype's own violation, which calls `repr` on the user's object, is never built.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import CoroutineType, MethodType
+from typing import Annotated, Any
+
+from beartype import beartype
+from beartype.vale import Is
+from torch import Tensor
+from typing_extensions import TypeIs
+
+from .conformance import (
+    FROM_PP_TENSORS,
+    Finding,
+    judge_copy_to_host,
+    judge_from_pp_tensors,
+    unusable_callable,
+)
+from .errors import (
+    MissingObserverError,
+    ReceivedNonTensorError,
+    ReconstructionError,
+    TensorNameError,
+    UnsupportedObserverError,
+    type_name,
+)
+
+PREFIX = "__sampling_observer_output__."
+"""What the keys of auxiliary tensors begin with in the dict between stages: SGLang's wire."""
+
+
+class Refused(Exception):  # noqa: N818  # no error of the package: `pop_…` makes one of it
+    """A result that is no auxiliary output; caught by who knows the observer that gave it."""
+
+    def __init__(self, output: object, finding: Finding) -> None:
+        super().__init__()
+        self.output, self.finding = output, finding
+
+
+def _can_rebuild(observer: object) -> bool:
+    finding = judge_from_pp_tensors(observer)
+    if finding is None:
+        return True
+    if observer is None:
+        raise MissingObserverError.about(
+            "this stage's observer",
+            "is None",
+            "Install on the first stage the observer that the last stage has, or call"
+            " discard_auxiliary_output(tensors) where its output is not wanted.",
+        )
+    raise UnsupportedObserverError.about(type_name(observer), *finding)
+
+
+def _is_output(output: object) -> bool:
+    finding = judge_copy_to_host(output)
+    if finding is None:
+        return True
+    raise Refused(output, finding)
+
+
+def beartype_is_off() -> bool:
+    """Whether beartype decorates nothing: under `-O`, or by the variable PYTHONOPTIMIZE."""
+
+    def probe(x: int) -> int:
+        return x
+
+    return beartype(probe) is probe
+
+
+@beartype
+def rebuild(
+    observer: Annotated[Any, Is[_can_rebuild]], tensors: Any, keys: Any
+) -> Annotated[Any, Is[_is_output]]:
+    """Call `observer.from_pp_tensors` with what the dict `tensors` holds under `keys`."""
+    payload = {}
+    for key in keys:
+        tensor = tensors[key]
+        name = str.removeprefix(key, PREFIX)
+        if type(tensor) is not Tensor or not name:
+            _check_received(name, tensor)
+        payload[name] = tensor
+    finding = None
+    try:
+        method = observer.from_pp_tensors
+        if type(method) is not MethodType:  # read from a property, for instance
+            finding = unusable_callable(method, FROM_PP_TENSORS)
+        if finding is None:
+            return method(payload)
+    except Exception as error:
+        names = ", ".join(repr(str.removeprefix(key, PREFIX)) for key in keys)
+        add_note(error, f"raised by {type_name(observer)}.from_pp_tensors, given {names}")
+        raise
+    raise UnsupportedObserverError.about(type_name(observer), *finding)
+
+
+if beartype_is_off():
+    _unchecked = rebuild
+
+    def rebuild(observer: Any, tensors: Any, keys: Any) -> Any:
+        """Call `observer.from_pp_tensors`, with beartype's two checks made by hand."""
+        _can_rebuild(observer)
+        output = _unchecked(observer, tensors, keys)
+        _is_output(output)
+        return output
+
+
+def _check_received(name: str, tensor: object) -> None:
+    if not name:
+        raise TensorNameError.about(
+            "the received dict",
+            f"holds a tensor under the bare prefix {PREFIX!r}",
+            "Name every tensor: a sender that uses add_auxiliary_output_to_pp_tensors does.",
+            tensor=name,
+        )
+    if not is_tensor(tensor):
+        raise ReceivedNonTensorError.about(
+            f"{name!r}",
+            f"is {type_name(tensor)}",
+            "Find what put it into the dict: add_auxiliary_output_to_pp_tensors adds tensors only.",
+            tensor=name,
+        )
+
+
+def is_tensor(value: object) -> TypeIs[Tensor]:
+    """Whether it is one, and does not only claim so, as a mock with a spec does."""
+    return issubclass(type(value), Tensor)
+
+
+def add_note(error: Exception, note: str) -> None:
+    """`error.add_note(note)`, where Python has it."""
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+
+
+def not_rebuilt(observer: object, output: object, finding: Finding) -> ReconstructionError:
+    """The error for an observer whose `from_pp_tensors` gave something that is no output."""
+    close_quietly(output)
+    if output is None:
+        what = "returned None from from_pp_tensors"
+    else:
+        what = f"returned {type_name(output)} from from_pp_tensors, which {finding.found}"
+    return ReconstructionError.about(
+        type_name(observer),
+        what,
+        "Return an object with copy_to_host(copy_tensor) from it.",
+    )
+
+
+def close_quietly(result: object) -> None:
+    """End a coroutine that will not be awaited, so that Python does not warn of it."""
+    if type(result) is CoroutineType:
+        result.close()

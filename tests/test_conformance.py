@@ -1,0 +1,193 @@
+"""Promises of pp_protocol.conformance: what counts as usable, and what is remembered."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import types
+import typing
+import warnings
+import weakref
+
+import pytest
+import typing_extensions
+import usable_cases
+from usable_cases import MEMBERS, Case, cases, instance, method
+
+from pp_protocol import conformance, is_pp_observer, require_pp_observer, require_pp_output
+from pp_protocol.conformance import FROM_PP_TENSORS, remembering, unusable
+from pp_protocol.errors import UnsupportedObserverError, UnsupportedOutputError
+
+ROOT = pathlib.Path(__file__).parent.parent
+ALL = [pytest.param(m, c, id=f"{m.name}-{c.label}") for m in MEMBERS for c in cases(m)]
+
+
+@pytest.mark.parametrize(("member", "case"), ALL)
+def test_each_row_of_the_table_has_its_verdict(member: conformance.Member, case: Case) -> None:
+    obj = case.make()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        finding = unusable(obj, member)
+        remembered = remembering(member)
+        again = [remembered(obj) for _ in range(2)]
+    assert again == [finding, finding]
+    if case.found is None:
+        assert finding is None
+    else:
+        assert finding is not None
+        assert case.found in finding.found
+        assert finding.advice.endswith(".")
+        assert ("with_pp_transport" in finding.advice) == ("__getattr__" in finding.found)
+
+
+def _interpreters() -> list[str]:
+    candidates = [shutil.which(f"python3.{minor}") for minor in range(10, 15)]
+    pyenv = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv"))
+    candidates += [str(p) for p in sorted(pyenv.glob("versions/3.1[0-9]*/bin/python"))]
+    versions = {}
+    for path in filter(None, candidates):
+        out = subprocess.run(
+            [path, "-c", "import sys; print(*sys.version_info[:2])"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        if out.returncode == 0:
+            versions.setdefault(out.stdout.strip(), path)
+    return sorted(versions.values())
+
+
+@pytest.mark.processes
+def test_every_interpreter_at_hand_gives_the_same_verdicts_without_torch(
+    tmp_path: pathlib.Path,
+) -> None:
+    # typing_extensions is one file, so it can be lent to interpreters that have nothing installed
+    shutil.copy(typing_extensions.__file__, tmp_path)
+    path = os.pathsep.join([str(ROOT), str(tmp_path)])
+    here = usable_cases.verdicts()
+    seen = set()
+    for interpreter in _interpreters():
+        for flags in ([], ["-O"]):
+            out = subprocess.run(
+                [interpreter, *flags, "-W", "error", usable_cases.__file__],
+                env={**os.environ, "PYTHONPATH": path},
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            assert out.returncode == 0, (interpreter, out.stderr)
+            answer = json.loads(out.stdout)
+            assert answer["verdicts"] == here, interpreter
+            seen.add(tuple(answer["version"]))
+    if not seen:
+        pytest.skip("no other Python interpreter on this machine")
+    assert seen
+
+
+def test_a_guard_never_reads_a_property() -> None:
+    read = []
+    observer = instance("from_pp_tensors", property(lambda self: read.append(1)))
+    assert is_pp_observer(observer)
+    assert require_pp_observer(observer) is observer
+    assert not read
+
+
+def test_instances_of_one_type_are_judged_apart() -> None:
+    judge = remembering(FROM_PP_TENSORS)
+    good = types.SimpleNamespace(from_pp_tensors=lambda tensors: None)
+    assert judge(good) is None
+    assert judge(types.SimpleNamespace()) is not None
+    observer, shadowed = (instance("from_pp_tensors", method(1)) for _ in range(2))
+    shadowed = type(observer)()
+    assert judge(observer) is None
+    shadowed.from_pp_tensors = None
+    assert judge(shadowed) is not None
+    assert judge(observer) is None
+
+
+CHANGES = {
+    "deleted": lambda cls: delattr(cls, "from_pp_tensors"),
+    "replaced by one that does not fit": lambda cls: setattr(cls, "from_pp_tensors", method(2)),
+    "set to None": lambda cls: setattr(cls, "from_pp_tensors", None),
+    "made static": lambda cls: setattr(
+        cls, "from_pp_tensors", staticmethod(cls.__dict__["from_pp_tensors"])
+    ),
+    "replaced by a coroutine function": lambda cls: setattr(
+        cls, "from_pp_tensors", method(1, prefix="async def")
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("inherited", [False, True])
+def test_a_change_of_the_class_after_a_success_is_seen(
+    change: typing.Callable[[type], None], inherited: bool
+) -> None:
+    judge = remembering(FROM_PP_TENSORS)
+    observer = instance("from_pp_tensors", method(1))
+    base = type(observer)
+    if inherited:
+        observer = type("Sub", (base,), {})()
+    for _ in range(3):
+        assert judge(observer) is None
+    change(base)
+    for _ in range(3):
+        assert judge(observer) is not None
+
+
+def test_a_function_remembered_for_one_class_is_judged_anew_in_another() -> None:
+    judge = remembering(FROM_PP_TENSORS)
+    shared = method(1)
+    assert judge(instance("from_pp_tensors", shared)) is None
+    assert judge(instance("from_pp_tensors", staticmethod(shared))) is not None
+
+
+def test_nothing_that_is_remembered_keeps_classes_or_observers_alive() -> None:
+    judge = remembering(FROM_PP_TENSORS)
+
+    def remember_one() -> tuple[weakref.ref[object], ...]:
+        observer = instance("from_pp_tensors", method(1))
+        assert judge(observer) is None
+        assert is_pp_observer(observer)
+        return (
+            weakref.ref(observer),
+            weakref.ref(type(observer)),
+            weakref.ref(type(observer).from_pp_tensors),
+        )
+
+    dead = [ref for _ in range(50) for ref in remember_one()]
+    gc.collect()
+    assert [ref() for ref in dead] == [None] * len(dead)
+    (cell,) = (c for c in judge.__closure__ if isinstance(c.cell_contents, dict))
+    assert cell.cell_contents == {}
+
+
+def test_require_returns_its_argument_or_says_what_is_wrong() -> None:
+    class Observer:
+        def from_pp_tensor(self, tensors): ...
+
+    good = instance("to_pp_tensors", method(0))
+    assert require_pp_output(good) is good
+    with pytest.raises(UnsupportedObserverError) as caught:
+        require_pp_observer(Observer())
+    assert str(caught.value).startswith(
+        "sampling observer does not support pipeline-parallel transport: "
+    )
+    assert f"{__name__}.{Observer.__qualname__} has no from_pp_tensors" in str(caught.value)
+    assert "Define from_pp_tensors(tensors)" in str(caught.value)
+    with pytest.raises(UnsupportedOutputError, match="has no to_pp_tensors"):
+        require_pp_output(Observer())
+
+
+def test_python_s_own_isinstance_takes_more_than_the_guards_do() -> None:
+    """Why the guards exist: a name is all that a runtime protocol looks for."""
+    from pp_protocol import PipelineParallelSamplingObserver
+
+    observer = instance("from_pp_tensors", method(5))
+    assert isinstance(observer, PipelineParallelSamplingObserver)
+    assert not is_pp_observer(observer)
