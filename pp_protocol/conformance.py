@@ -161,7 +161,7 @@ def unusable(obj: object, member: Member) -> Finding | None:
 
 def _overrides_getattribute(obj: object) -> bool:
     found = _in_classes(_mro(type(obj)), "__getattribute__")
-    return found is not None and found.owner not in (object, type, types.ModuleType)
+    return found is not None and type(found.raw) is types.FunctionType  # many C types have one
 
 
 def unusable_callable(value: object, member: Member, *, bound: int = 0) -> Finding | None:

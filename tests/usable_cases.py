@@ -76,14 +76,14 @@ class Refusing:
 
 
 def raising_signature(arity: int) -> Any:
-    class Callable_:
+    class Unreadable:
         @property
         def __signature__(self) -> Any:
             raise OSError("no signature to be had")
 
         def __call__(self, *args: Any) -> None: ...
 
-    return Callable_()
+    return Unreadable()
 
 
 def protocol_with(protocol: Any, name: str, arity: int) -> type:

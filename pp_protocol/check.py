@@ -1,0 +1,143 @@
+"""Does this observer conform, and what is there to do if not?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .conformance import AFTER_SAMPLE, BEFORE_GRAMMAR, FROM_PP_TENSORS, IS_ACTIVE, unusable
+from .errors import type_name
+from .targets import TargetError, load, make_observer
+
+OK, FAILS, CANNOT = "ok", "fails", "cannot"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was found."""
+
+    code: str
+    found: str
+    advice: str
+
+
+@dataclass
+class Part:
+    """One part of a check: its verdict, and how long it took."""
+
+    name: str
+    verdict: str = OK
+    summary: str = ""
+    findings: list[Finding] = field(default_factory=list)
+    warnings: list[Finding] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the pipeline of a check is to be."""
+
+    stages: int = 2
+    steps: int = 12
+    seed: int = 0
+    timeout: float = 60.0
+    inputs: str | None = None
+
+
+Tell = Callable[[str], None]
+
+
+def check_target(target: str, options: Options, tell: Tell) -> list[Part]:
+    """Check one target, part by part, and stop where the next part would say nothing new."""
+    parts: list[Part] = []
+    observer: Any = None
+    for name in ("load", "conformance", "pipeline"):
+        part = Part(name)
+        started = time.monotonic()
+        if name == "load":
+            observer = _load(target, options, part)
+        elif name == "conformance":
+            _conformance(observer, part)
+            observer = None
+        else:
+            _pipeline(target, options, part, tell)
+        part.seconds = time.monotonic() - started
+        parts.append(part)
+        tell(f"  {name:<12} {part.verdict:<7} {part.seconds:5.1f} s  {part.summary}")
+        if part.verdict != OK:
+            break
+    return parts
+
+
+def _add(part: Part, code: str, found: str, advice: str | None = None) -> None:
+    from .catalogue import CATALOGUE
+
+    part.findings.append(Finding(code, found, advice or CATALOGUE[code].fix))
+
+
+def _load(target: str, options: Options, part: Part) -> Any:
+    try:
+        observer = make_observer(target)
+        if options.inputs is not None:
+            load(options.inputs)
+    except TargetError as error:
+        part.verdict, part.summary = CANNOT, "the target cannot be had"
+        _add(part, "target", str(error))
+        return None
+    part.summary = type_name(observer)
+    return observer
+
+
+def _conformance(observer: Any, part: Part) -> None:
+    members = (IS_ACTIVE, BEFORE_GRAMMAR, AFTER_SAMPLE, FROM_PP_TENSORS)
+    for member in members:
+        finding = unusable(observer, member)
+        if finding is not None:
+            code = "unsupported-observer" if member is FROM_PP_TENSORS else "unsupported-hook"
+            _add(part, code, f"{type_name(observer)} {finding.found}", finding.advice)
+    wrong = len(part.findings)
+    part.verdict = FAILS if wrong else OK
+    part.summary = f"{len(members) - wrong} of {len(members)} members can be called"
+
+
+def _pipeline(target: str, options: Options, part: Part, tell: Tell) -> None:
+    from .catalogue import CATALOGUE
+    from .pipeline import CANNOT_CHECK, run_pipeline
+
+    told = 0
+
+    def progress(finished: int) -> None:
+        nonlocal told
+        if finished * 4 // options.steps > told:
+            told = finished * 4 // options.steps
+            tell(f"  pipeline     step {finished} of {options.steps}")
+
+    report = run_pipeline(
+        target,
+        stages=options.stages,
+        steps=options.steps,
+        seed=options.seed,
+        inputs=options.inputs,
+        timeout=options.timeout,
+        progress=progress,
+    )
+    part.warnings += [
+        Finding(code, found, CATALOGUE[code].fix) for code, found in report.warnings.items()
+    ]
+    for fault in report.faults:
+        code = fault.code if fault.code in CATALOGUE else "observer-raised"
+        _add(part, code, str(fault).removeprefix(f"[{fault.code}] "))
+    part.summary = (
+        f"{report.stages} stages, {report.steps} steps, {report.requests} requests,"
+        f" {report.tokens} tokens, {report.outputs} outputs of {len(report.tensors)} tensors"
+    )
+    if report.faults:
+        part.verdict = CANNOT if report.faults[0].code in CANNOT_CHECK else FAILS
+        part.summary = f"{report.stages} stages: stage {report.faults[0].stage} failed"
+    elif not report.outputs:
+        part.verdict = CANNOT
+        _add(part, "no-output", f"no output in {report.steps} steps: nothing was transported")
+    else:
+        part.summary += ", equal bit for bit"

@@ -1,0 +1,196 @@
+"""What does `pp-protocol` say on the command line?"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import textwrap
+import warnings
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from . import __version__
+from .targets import REFERENCE
+
+EXIT_STATUS = """\
+exit status:
+  0  everything that was checked conforms
+  1  something does not conform
+  2  something could not be checked: a target that cannot be imported or made, an observer that
+     gives no output, no target at all
+
+A TARGET is module:attribute, where the attribute is an observer, a class that makes one without
+arguments, or a factory. Modules in the working directory are found.
+
+examples:
+  pp-protocol check my_plugin:EntropyObserver
+  pp-protocol check my_plugin.factories:make_observer --stages 4
+  pp-protocol check my_plugin:Observer --inputs my_tests:inputs
+  pp-protocol check --reference
+
+--inputs names a callable (step, batch_size) -> dict, called on the first and the last stage with
+the same arguments. It returns any of
+  logits         float tensor [batch_size, vocabulary], what before_grammar is given
+  sampling_info  what is_active and before_grammar are given
+  batch          what consume is given; has .reqs, a list of batch_size requests
+and what it does not return is the pipeline's own.
+
+Without TARGET and --reference the targets are those of pyproject.toml in the working directory:
+  [tool.pp-protocol]
+  targets = ["my_plugin:EntropyObserver"]
+"""
+
+
+class NothingToCheck(Exception):  # noqa: N818  # says what happened
+    """No target, or none that could be read."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; gives the exit status."""
+    arguments = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, _terminated)
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch, without numpy
+    try:
+        return _check(arguments)
+    except NothingToCheck as error:
+        print(f"pp-protocol: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("pp-protocol: interrupted; no process is left", file=sys.stderr)
+        return 130
+
+
+def _terminated(number: int, frame: Any) -> NoReturn:
+    raise SystemExit(128 + number)  # by way of the clean-up that ends the stages
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pp-protocol",
+        description="Check sampling observers for pipeline parallelism before a GPU is booked.",
+    )
+    parser.add_argument("--version", action="version", version=f"pp-protocol {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    check = commands.add_parser(
+        "check",
+        help="check observers on a real pipeline of processes",
+        description=(
+            "For each target: whether its members can be called as the engine calls them, and"
+            " whether what it sends on the last stage arrives on the first, bit for bit, on a real"
+            " pipeline of processes over gloo on this machine."
+        ),
+        epilog=EXIT_STATUS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    check.add_argument("targets", nargs="*", metavar="TARGET", help="module:attribute")
+    check.add_argument(
+        "--reference", action="store_true", help="check the package's own reference observer"
+    )
+    check.add_argument(
+        "--stages", type=_at_least(2), default=2, metavar="N", help="pipeline stages (2)"
+    )
+    check.add_argument(
+        "--steps", type=_at_least(1), default=12, metavar="N", help="batches to sample (12)"
+    )
+    check.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of weights, requests and sampler (0)"
+    )
+    check.add_argument(
+        "--inputs", metavar="MODULE:CALLABLE", help="supply the engine's objects; see below"
+    )
+    check.add_argument(
+        "--timeout",
+        type=_at_least(1),
+        default=60,
+        metavar="SECONDS",
+        help="without a sign of life from any stage (60)",
+    )
+    return parser
+
+
+def _at_least(least: int) -> Any:
+    def number(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is below {least}")
+        return int(text)
+
+    number.__name__ = "number"
+    return number
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    targets = list(arguments.targets)
+    if arguments.reference:
+        targets.append(REFERENCE)
+    if not targets:
+        targets = _configured_targets()
+    from .check import CANNOT, FAILS, Options, check_target
+
+    options = Options(
+        arguments.stages, arguments.steps, arguments.seed, arguments.timeout, arguments.inputs
+    )
+    results = {}
+    for target in dict.fromkeys(targets):
+        _tell(target)
+        results[target] = check_target(target, options, _tell)
+    _tell("")
+    _tell(_table(results))
+    verdicts = {part.verdict for parts in results.values() for part in parts}
+    return 1 if FAILS in verdicts else 2 if CANNOT in verdicts else 0
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)
+
+
+def _configured_targets() -> list[str]:
+    path = os.path.join(os.getcwd(), "pyproject.toml")
+    nothing = "nothing of yours was checked: name a TARGET (module:attribute) or --reference"
+    if not os.path.exists(path):
+        raise NothingToCheck(nothing)
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:  # it came with 3.11; tomli is the same under another name
+        try:
+            import tomli as tomllib
+        except ModuleNotFoundError:
+            raise NothingToCheck(f"{nothing} (reading {path} needs Python 3.11 or tomli)") from None
+    try:
+        with open(path, "rb") as file:
+            table = tomllib.load(file).get("tool", {}).get("pp-protocol", {})
+    except tomllib.TOMLDecodeError as error:
+        raise NothingToCheck(f"{nothing} ({path}: {error})") from None
+    targets = table.get("targets", [])
+    if set(table) - {"targets"} or not (
+        isinstance(targets, list) and all(isinstance(target, str) for target in targets)
+    ):
+        raise NothingToCheck(
+            f"{nothing} ([tool.pp-protocol] in {path} takes targets, a list of strings, only)"
+        )
+    if not targets:
+        raise NothingToCheck(f"{nothing}, or list targets under [tool.pp-protocol] in {path}")
+    return targets
+
+
+def _table(results: dict[str, list[Any]]) -> str:
+    lines = []
+    for target, parts in results.items():
+        last = parts[-1]
+        lines.append(f"{last.verdict:<7} {target}: {last.summary}")
+        for part in parts:
+            for kind, findings in (("", part.findings), ("warning: ", part.warnings)):
+                for finding in findings:
+                    lines += _wrapped(f"[{finding.code}] ", kind + finding.found)
+                    lines += _wrapped("to do: ", finding.advice)
+    return "\n".join(lines)
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    first, *rest = text.split("\n")
+    indent = " " * 8
+    return [
+        *textwrap.wrap(label + first, 100, initial_indent=indent, subsequent_indent=indent + "  "),
+        *(f"{indent}  {line.strip()}" for line in rest),
+    ]

@@ -1,0 +1,169 @@
+"""What does a complete observer look like? One that says how sure the model was of each token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .contract import CommittedTokens
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """How the model saw one committed token, before the grammar mask; natural logarithms."""
+
+    output_index: int
+    """Position among the output tokens of the request, from 0."""
+    token_id: int
+    logprob: float
+    """Log-probability of the token; -inf where the model excluded it."""
+    entropy: float
+    """Entropy of the whole distribution, in nats."""
+    top_ids: tuple[int, ...]
+    """The likeliest tokens, likeliest first."""
+    top_logprobs: tuple[float, ...]
+
+
+OnToken = Callable[[Any, TokenScores], None]
+
+
+@dataclass(frozen=True, eq=False)
+class LogprobOutput:
+    """The scores of one step, on the device and, after `copy_to_host`, on the host."""
+
+    token_logprobs: Tensor
+    """float32 [batch]"""
+    entropies: Tensor
+    """float32 [batch]"""
+    top_ids: Tensor
+    """int64 [batch, k]"""
+    top_logprobs: Tensor
+    """float32 [batch, k]"""
+    on_token: OnToken
+
+    def to_pp_tensors(self) -> dict[str, Tensor]:
+        """Name the four tensors."""
+        return {
+            "token_logprobs": self.token_logprobs,
+            "entropies": self.entropies,
+            "top_ids": self.top_ids,
+            "top_logprobs": self.top_logprobs,
+        }
+
+    def copy_to_host(self, copy_tensor: Callable[[Tensor], Tensor]) -> LogprobOutput:
+        """Copy the four tensors; their values are read in `consume`, when they have arrived."""
+        copies = {name: copy_tensor(tensor) for name, tensor in self.to_pp_tensors().items()}
+        return LogprobOutput(**copies, on_token=self.on_token)
+
+    def consume(self, batch: Any, commits: Sequence[CommittedTokens | None]) -> None:
+        """Report the scores of each committed token, with its request from `batch.reqs`.
+
+        Raises:
+            ValueError: the rows are not those of this batch, or a request has committed several
+                tokens in one step, as with speculative decoding.
+        """
+        rows = zip(
+            self.token_logprobs.tolist(),
+            self.entropies.tolist(),
+            self.top_ids.tolist(),
+            self.top_logprobs.tolist(),
+            strict=True,
+        )
+        scored = list(rows)
+        if not len(scored) == len(commits) == len(batch.reqs):
+            raise ValueError(
+                f"{len(scored)} rows of scores for {len(batch.reqs)} requests with"
+                f" {len(commits)} commits"
+            )
+        for request, commit, (logprob, entropy, ids, logprobs) in zip(
+            batch.reqs, commits, scored, strict=True
+        ):
+            if commit is None:
+                continue
+            if len(commit.token_ids) != 1:
+                raise ValueError(
+                    f"{len(commit.token_ids)} tokens committed in one step, but one was scored"
+                )
+            scores = TokenScores(
+                commit.output_index,
+                commit.token_ids[0],
+                logprob,
+                entropy,
+                tuple(ids),
+                tuple(logprobs),
+            )
+            self.on_token(request, scores)
+
+
+class LogprobObserver:
+    """Log-probability and entropy of each sampled token, and the likeliest tokens beside it.
+
+    They are those of the model's own distribution: of the logits before the grammar mask, the
+    temperature and the other sampling parameters, computed in float32 (in float64 for float64
+    logits). Entries of -inf have the probability 0; a row of nothing else gives NaN.
+
+    Args:
+        top_k: how many of the likeliest tokens to report; no more than the vocabulary has.
+        on_token: called on the first stage with the request and its `TokenScores`, for each
+            committed token. Without it they are kept by `request.rid`, until `take(rid)`.
+
+    Raises:
+        ValueError: `top_k` is below 1.
+    """
+
+    def __init__(self, top_k: int = 5, on_token: OnToken | None = None) -> None:
+        if top_k < 1:
+            raise ValueError(f"top_k must be at least 1, not {top_k}")
+        self.top_k = top_k
+        self._kept: dict[Any, list[TokenScores]] = {}
+        self._on_token = on_token or self._keep
+
+    def is_active(self, sampling_info: Any) -> bool:
+        """Always: every request is scored."""
+        return True
+
+    def before_grammar(self, logits: Tensor, sampling_info: Any) -> tuple[Tensor, ...]:
+        """Compute everything that does not need the token; `logits` is float [batch, vocabulary].
+
+        Nothing that is kept is a view of `logits`, which the engine masks in place afterwards.
+        """
+        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        logprobs = torch.log_softmax(logits, dim=-1, dtype=dtype)
+        # 0 * -inf would be NaN; an excluded token adds nothing to the entropy
+        entropies = -(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0)).sum(-1)
+        top = logprobs.topk(min(self.top_k, logprobs.shape[-1]), dim=-1)
+        return logprobs, entropies, top.values, top.indices
+
+    def after_sample(self, state: tuple[Tensor, ...], token_ids: Tensor) -> LogprobOutput:
+        """Look up the sampled tokens; `token_ids` is int [batch] or [batch, 1]."""
+        logprobs, entropies, top_logprobs, top_ids = state
+        chosen = logprobs.gather(-1, token_ids.reshape(-1, 1).long()).squeeze(-1)
+        return LogprobOutput(
+            token_logprobs=chosen.float(),
+            entropies=entropies.float(),
+            top_ids=top_ids,
+            top_logprobs=top_logprobs.float(),
+            on_token=self._on_token,
+        )
+
+    def from_pp_tensors(self, tensors: Mapping[str, Tensor]) -> LogprobOutput:
+        """Rebuild the output on the first stage.
+
+        Raises:
+            ValueError: the tensors are not the four that `LogprobOutput.to_pp_tensors` names.
+        """
+        expected = {"token_logprobs", "entropies", "top_ids", "top_logprobs"}
+        if set(tensors) != expected:
+            raise ValueError(f"expected the tensors {sorted(expected)}, got {sorted(tensors)}")
+        return LogprobOutput(**tensors, on_token=self._on_token)
+
+    def take(self, rid: Any) -> list[TokenScores]:
+        """Remove and return what is kept for a request, in order; call it when that is finished."""
+        return self._kept.pop(rid, [])
+
+    def _keep(self, request: Any, scores: TokenScores) -> None:
+        self._kept.setdefault(request.rid, []).append(scores)

@@ -1,0 +1,410 @@
+"""What does one stage of the pipeline do, in a process of its own?
+
+A small seeded model, split over the stages, stands in for the LLM; everything around it is done
+in the order in which the engine does it (SGLang 0.5.23: `ModelRunner.sample`,
+`SchedulerPPMixin._pp_prep_batch_result`). Stage 0 owns the requests, the last stage samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .boundary import PREFIX
+from .codec import Pending, TensorRecord, records, recv_tensor_dict, send_tensor_dict
+from .conformance import CONSUME, unusable
+from .contract import CommittedTokens
+from .errors import type_name
+from .stage_process import Fault, PeerLost, Place, Plan
+from .targets import load, make_observer
+from .transport import add_auxiliary_output_to_pp_tensors, pop_auxiliary_output_from_pp_tensors
+
+HIDDEN, VOCABULARY = 32, 97
+MICROBATCHES = 2
+BATCH_SIZES = (3, 1, 4, 2, 5, 1)
+
+
+@dataclass
+class Request:
+    """One request; `output_ids` grows by each committed token."""
+
+    rid: str
+    max_new_tokens: int
+    output_ids: list[int] = field(default_factory=list)
+    aborted: bool = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether no further token is wanted."""
+        return self.aborted or len(self.output_ids) >= self.max_new_tokens
+
+
+@dataclass
+class Batch:
+    """The requests of one microbatch; row i of every tensor belongs to `reqs[i]`."""
+
+    reqs: list[Request]
+
+    def batch_size(self) -> int:
+        """How many requests there are."""
+        return len(self.reqs)
+
+
+@dataclass
+class SamplingInfo:
+    """What is plain data in the engine's `SamplingBatchInfo`, under its names."""
+
+    temperatures: Tensor
+    """float32 [batch, 1]"""
+    top_ps: Tensor
+    """float32 [batch]"""
+    top_ks: Tensor
+    """int32 [batch]"""
+    min_ps: Tensor
+    """float32 [batch]"""
+    vocab_size: int
+    is_all_greedy: bool = False
+    grammars: list[Any] | None = None
+
+    @classmethod
+    def neutral(cls, size: int, vocabulary: int) -> SamplingInfo:
+        """Settings for `size` requests that change nothing."""
+        return cls(
+            torch.ones(size, 1),
+            torch.ones(size),
+            torch.full((size,), vocabulary, dtype=torch.int32),
+            torch.zeros(size),
+            vocabulary,
+        )
+
+
+class Inputs:
+    """What `--inputs module:callable` supplies for a step, in place of the pipeline's own."""
+
+    KEYS = ("logits", "sampling_info", "batch")
+
+    def __init__(self, target: str | None) -> None:
+        self._call = None if target is None else load(target)
+
+    def of(self, step: int, size: int) -> dict[str, Any]:
+        """The callable's answer for a step, checked."""
+        if self._call is None:
+            return {}
+        given = self._call(step, size)
+        if not isinstance(given, dict) or not set(given) <= set(self.KEYS):
+            raise Fault("inputs", f"it has to return a dict with any of {self.KEYS}")
+        logits, batch = given.get("logits"), given.get("batch")
+        if logits is not None and not (
+            isinstance(logits, Tensor)
+            and logits.is_floating_point()
+            and logits.dim() == 2
+            and len(logits) == size
+        ):
+            raise Fault("inputs", f"logits have to be a float tensor [{size}, vocabulary]")
+        if batch is not None and len(batch.reqs) != size:
+            raise Fault("inputs", f"batch.reqs has {len(batch.reqs)} requests, not {size}")
+        return given
+
+
+class Stage:
+    """What all stages have: weights of their own, and neighbours."""
+
+    def __init__(self, stage: int, plan: Plan, place: Place, store: Any) -> None:
+        self.stage, self.plan, self.place, self.store = stage, plan, place, store
+        self.random = torch.Generator().manual_seed(plan.seed * 1000 + stage)
+        self._sent: deque[Pending] = deque()
+
+    def weights(self, *shape: int) -> Tensor:
+        """A seeded matrix that keeps the scale of what it is multiplied with."""
+        scale: float = shape[0] ** -0.5
+        return torch.randn(*shape, generator=self.random) * scale
+
+    def send(self, message: dict[str, Any], dst: int) -> None:
+        """Send without waiting for the receiver; only so many messages stay under way."""
+        with self._peer("send", dst):
+            self._sent.append(send_tensor_dict(message, dst))
+            while len(self._sent) > 2 * MICROBATCHES:
+                self._sent.popleft().wait()
+
+    def recv(self, src: int) -> dict[str, Any]:
+        """Wait for the next message."""
+        with self._peer("recv", src):
+            return recv_tensor_dict(src)
+
+    def drain(self) -> None:
+        """Wait until everything is sent."""
+        with self._peer("send", -1):
+            while self._sent:
+                self._sent.popleft().wait()
+
+    @contextlib.contextmanager
+    def _peer(self, what: str, other: int) -> Iterator[None]:
+        self.place.at(what)
+        try:
+            yield
+        except RuntimeError as error:
+            raise PeerLost(f"{what} with stage {other}: {error}") from error
+
+    def run(self) -> dict[str, Any]:
+        """Work until the end of the run; what is returned goes into the report."""
+        layer = self.weights(HIDDEN, HIDDEN)
+        while True:
+            message = self.recv(self.stage - 1)
+            if message["__msg_type__"] != "stop":
+                self.place.at("layer", message["step"], message["requests"])
+                message["hidden_states"] = torch.tanh(message["hidden_states"] @ layer)
+            self.send(message, self.stage + 1)
+            if message["__msg_type__"] == "stop":
+                self.drain()
+                return {}
+
+
+class FirstStage(Stage):
+    """Owns the requests, sends each microbatch on its way, and consumes what comes back."""
+
+    def run(self) -> dict[str, Any]:
+        self.place.at("observer")
+        self.observer = make_observer(self.plan.target)
+        self.inputs = Inputs(self.plan.inputs)
+        self.embedding = self.weights(VOCABULARY, HIDDEN) * VOCABULARY**0.5
+        self.dice = random.Random(self.plan.seed)
+        self.requests = 0
+        self.tokens = 0
+        self.consumed = 0
+        self.tensors: dict[str, dict[str, Any]] = {}
+        slots: list[list[Request]] = [[] for _ in range(MICROBATCHES)]
+        under_way: deque[tuple[int, Batch]] = deque()
+        for step in range(self.plan.steps):
+            batch = self.schedule(slots[step % MICROBATCHES], step)
+            self.begin(step, batch)
+            under_way.append((step, batch))
+            if len(under_way) == MICROBATCHES:
+                self.finish(*under_way.popleft())
+        while under_way:
+            self.finish(*under_way.popleft())
+        self.send({"__msg_type__": "stop"}, 1)
+        self.drain()
+        return {
+            "requests": self.requests,
+            "tokens": self.tokens,
+            "consumed": self.consumed,
+            "tensors": self.tensors,
+        }
+
+    def schedule(self, running: list[Request], step: int) -> Batch:
+        """Keep what is unfinished, up to the batch size of this step, and fill up with new ones."""
+        running[:] = [request for request in running if not request.finished]
+        while len(running) < BATCH_SIZES[step % len(BATCH_SIZES)]:
+            running.append(Request(f"r{self.requests}", self.dice.randint(1, 4)))
+            self.requests += 1
+        del running[BATCH_SIZES[step % len(BATCH_SIZES)] :]
+        return Batch(list(running))
+
+    def begin(self, step: int, batch: Batch) -> None:
+        """Send the microbatch to the next stage."""
+        self.place.at("schedule", step, [request.rid for request in batch.reqs])
+        last = [request.output_ids[-1] if request.output_ids else 0 for request in batch.reqs]
+        message = {
+            "hidden_states": self.embedding[torch.tensor(last) % VOCABULARY],
+            "__msg_type__": "proxy",
+            "__mb_slot__": step % MICROBATCHES,
+            "step": step,
+            "requests": [request.rid for request in batch.reqs],
+        }
+        self.send(message, 1)
+
+    def finish(self, step: int, batch: Batch) -> None:
+        """Take the result of a microbatch: commit its tokens, consume its auxiliary output."""
+        self.place.at("recv", step, [request.rid for request in batch.reqs])
+        message = self.recv(self.plan.stages - 1)
+        if message["step"] != step:
+            raise Fault("stage", f"the result of step {message['step']} came for step {step}")
+        self.place.at("compare")
+        self.compare(step, message)
+        self.place.at("from_pp_tensors")
+        output = pop_auxiliary_output_from_pp_tensors(message, self.observer)
+        copies: list[tuple[Tensor, Tensor]] = []
+        host = None
+        if output is not None:
+            self.place.at("copy_to_host")
+            host = output.copy_to_host(lambda tensor: _later(tensor, copies))
+            finding = unusable(host, CONSUME)
+            if finding is not None:
+                what = f"copy_to_host gave {type_name(host)}, which {finding.found}"
+                raise Fault("host-output", f"{what}. {finding.advice}")
+        self.place.at("inputs")
+        seen = self.inputs.of(step, len(batch.reqs)).get("batch", batch)
+        self.place.at("commit")
+        commits = self.commit(step, batch, message["next_token_ids"].tolist())
+        if host is not None:
+            for copy, tensor in copies:
+                copy.copy_(tensor)
+            self.place.at("consume")
+            host.consume(seen, commits)
+            self.consumed += 1
+
+    def compare(self, step: int, message: dict[str, Any]) -> None:
+        """Hold what has arrived against what the last stage says it sent, bit for bit."""
+        arrived = records(_auxiliary(message))
+        sent = [
+            TensorRecord(name, dtype, tuple(shape), digest)
+            for name, dtype, shape, digest in self.store_get(f"sent/{step}")
+        ]
+        for one in sent:
+            seen = self.tensors.setdefault(one.name, {"dtypes": [], "shapes": []})
+            for kind, value in (("dtypes", one.dtype), ("shapes", list(one.shape))):
+                if value not in seen[kind]:
+                    seen[kind].append(value)
+        if arrived != sent:
+            changed = sorted({record.name for record in set(arrived) ^ set(sent)})
+            raise Fault(
+                "altered-in-transit",
+                f"what arrived is not what was sent: {', '.join(map(repr, changed))}",
+            )
+
+    def store_get(self, key: str) -> Any:
+        """Read what another stage put into the store."""
+        with self._peer("store", self.plan.stages - 1):
+            return json.loads(self.store.get(key))
+
+    def commit(self, step: int, batch: Batch, token_ids: list[int]) -> list[CommittedTokens | None]:
+        """Append the tokens; a request that was aborted on the way commits none."""
+        if step % 3 == 2 and len(batch.reqs) > 1:
+            batch.reqs[self.dice.randrange(len(batch.reqs))].aborted = True
+        commits: list[CommittedTokens | None] = []
+        for request, token_id in zip(batch.reqs, token_ids, strict=True):
+            if request.finished:
+                commits.append(None)
+                continue
+            commits.append(CommittedTokens(len(request.output_ids), (token_id,)))
+            request.output_ids.append(token_id)
+            self.tokens += 1
+        return commits
+
+
+class LastStage(Stage):
+    """Samples, with the observer's hooks around it, into buffers that it uses again."""
+
+    def run(self) -> dict[str, Any]:
+        self.place.at("observer")
+        self.observer = make_observer(self.plan.target)
+        self.inputs = Inputs(self.plan.inputs)
+        head = self.weights(HIDDEN, VOCABULARY) * 4
+        self.buffer = torch.empty(0)
+        self.outputs = 0
+        self.warnings: dict[str, str] = {}
+        while True:
+            message = self.recv(self.stage - 1)
+            if message["__msg_type__"] == "stop":
+                self.drain()
+                return {"outputs": self.outputs, "warnings": self.warnings}
+            step, requests = message["step"], message["requests"]
+            self.place.at("inputs", step, requests)
+            given = self.inputs.of(step, len(requests))
+            logits = given.get("logits")
+            if logits is None:
+                logits = message["hidden_states"] @ head
+            info = given.get("sampling_info")
+            if info is None:
+                info = SamplingInfo.neutral(*logits.shape)
+            self.send(self.sample(step, message["__mb_slot__"], logits, info), 0)
+
+    def sample(self, step: int, slot: int, source: Tensor, info: Any) -> dict[str, Any]:
+        """One step of the sampler; gives the message to stage 0."""
+        logits = self.reused_buffer(source)
+        dice = torch.Generator().manual_seed(self.plan.seed * 10_000 + step)
+        mask = torch.rand(logits.shape, generator=dice) < 0.5
+        mask.scatter_(-1, logits.argmax(-1, keepdim=True), False)  # something stays allowed
+        state = None
+        self.place.at("is_active")
+        if step % 5 != 3 and self.observer.is_active(info):  # the engine may skip it as well
+            self.place.at("before_grammar")
+            state = self.observer.before_grammar(logits, info)
+            if any(_shares_memory(tensor, self.buffer) for tensor in _tensors_in(state)):
+                self.warnings["aliased-state"] = (
+                    "what before_grammar returned is a view of the logits, so that after_sample"
+                    " sees them with the grammar mask written into them; keep a copy, or better"
+                    " what is computed from them"
+                )
+        self.place.at("sampler")
+        logits.masked_fill_(mask, -torch.inf)
+        probabilities = torch.softmax(logits.float(), -1).nan_to_num(1.0)
+        token_ids = torch.multinomial(probabilities, 1, generator=dice).squeeze(-1)
+        output = None
+        if state is not None:
+            self.place.at("after_sample")
+            output = self.observer.after_sample(state, token_ids)
+        message = {
+            "next_token_ids": token_ids,
+            "__msg_type__": "output",
+            "__mb_slot__": slot,
+            "step": step,
+        }
+        self.place.at("to_pp_tensors")
+        add_auxiliary_output_to_pp_tensors(message, output)
+        self.outputs += output is not None
+        self.place.at("compare")
+        auxiliary = _auxiliary(message)
+        sent = records(auxiliary)
+        self.buffer.fill_(torch.nan)
+        aliased = [
+            old.name for old, new in zip(sent, records(auxiliary), strict=True) if old != new
+        ]
+        if aliased:
+            raise Fault(
+                "aliased-output",
+                f"{', '.join(map(repr, aliased))} changed when the engine used its logits buffer"
+                " again: it is a view of that buffer. Clone it, in before_grammar if the values"
+                " before the grammar mask are meant",
+            )
+        with self._peer("store", 0):
+            self.store.set(f"sent/{step}", json.dumps(sent))
+        return message
+
+    def reused_buffer(self, source: Tensor) -> Tensor:
+        """The rows of the one logits buffer, filled; its memory is used again in the next step."""
+        rows, vocabulary = source.shape
+        old = self.buffer
+        if old.dim() != 2 or old.shape[1] != vocabulary or len(old) < rows:
+            self.buffer = torch.empty(max(rows, *BATCH_SIZES), vocabulary, dtype=source.dtype)
+        return self.buffer[:rows].copy_(source)
+
+
+def _auxiliary(message: dict[str, Any]) -> dict[str, Tensor]:
+    return {
+        key.removeprefix(PREFIX): value for key, value in message.items() if key.startswith(PREFIX)
+    }
+
+
+def _later(tensor: Tensor, copies: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """A copy whose values come later, as those of the engine's asynchronous copies do."""
+    copy = torch.zeros_like(tensor, device="cpu")
+    copies.append((copy, tensor))
+    return copy
+
+
+def _tensors_in(state: Any) -> Iterator[Tensor]:
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, (tuple, list)):
+        for item in state:
+            yield from _tensors_in(item)
+    elif isinstance(state, dict):
+        yield from _tensors_in(list(state.values()))
+    elif hasattr(state, "__dataclass_fields__"):
+        yield from _tensors_in(list(vars(state).values()))
+
+
+def _shares_memory(tensor: Tensor, buffer: Tensor) -> bool:
+    try:
+        return tensor.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # no storage of its own
+        return False
