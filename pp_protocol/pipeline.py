@@ -104,7 +104,7 @@ def run_pipeline(
     """
     if stages < 2 or steps < 1 or timeout <= 0:
         raise ValueError("a pipeline has at least 2 stages, 1 step and some time")
-    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public; not marked
 
     quiet_torch()
     started = time.monotonic()

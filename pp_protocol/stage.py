@@ -227,7 +227,6 @@ class FirstStage(Stage):
         message = self.recv(self.plan.stages - 1)
         if message["step"] != step:
             raise Fault("stage", f"the result of step {message['step']} came for step {step}")
-        self.place.at("compare")
         self.compare(step, message)
         self.place.at("from_pp_tensors")
         output = pop_auxiliary_output_from_pp_tensors(message, self.observer)
@@ -258,6 +257,7 @@ class FirstStage(Stage):
             TensorRecord(name, dtype, tuple(shape), digest)
             for name, dtype, shape, digest in self.store_get(f"sent/{step}")
         ]
+        self.place.at("compare")
         for one in sent:
             seen = self.tensors.setdefault(one.name, {"dtypes": [], "shapes": []})
             for kind, value in (("dtypes", one.dtype), ("shapes", list(one.shape))):

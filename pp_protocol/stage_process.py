@@ -127,7 +127,6 @@ def quiet_torch() -> None:
 def _run(stage: int, plan: Plan, place: Place) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
-    from torch._C._distributed_c10d import PrefixStore, TCPStore
 
     from .stage import FirstStage, LastStage, Stage
 
@@ -136,8 +135,10 @@ def _run(stage: int, plan: Plan, place: Place) -> dict[str, Any]:
     place.at("join")
     timeout = timedelta(seconds=2 * plan.timeout)
     try:
-        store = TCPStore("127.0.0.1", plan.port, is_master=False, timeout=timeout)
-        group = PrefixStore("group", store)
+        store = dist.TCPStore(  # type: ignore[attr-defined]  # public; torch marks no export
+            "127.0.0.1", plan.port, is_master=False, timeout=timeout
+        )
+        group = dist.PrefixStore("group", store)  # type: ignore[attr-defined]  # the same
         dist.init_process_group(
             "gloo", store=group, rank=stage, world_size=plan.stages, timeout=timeout
         )
