@@ -116,7 +116,8 @@ def test_every_code_that_can_be_raised_or_found_is_in_the_catalogue() -> None:
     for path in PACKAGE.glob("*.py"):
         text = path.read_text()
         found |= set(re.findall(r'(?:Fault|_add|\.fault)\(\s*(?:part, )?"([a-z-]+)"', text))
-        found |= set(re.findall(r'(?:code = |code = .* else )"([a-z-]+)"', text))
+        found |= set(re.findall(r'(?:code = )"([a-z-]+)"', text))
+        found |= set(re.findall(r'code = .* else "([a-z-]+)"', text))
         found |= set(re.findall(r'warnings\["([a-z-]+)"\]', text))
     assert found > raised
     assert (found | raised) - {"pp-protocol"} == set(CATALOGUE)
