@@ -74,10 +74,8 @@ TRAVELS: dict[str, Callable[[], Tensor]] = {
 
 def expected(make: Callable[[], Tensor]) -> TensorRecord:
     """What has to arrive, by a way of its own: through Python numbers, not through wire_form."""
-    tensor = make().detach()
-    if type(tensor) is not Tensor:
-        with torch._C.DisableTorchFunctionSubclass():
-            tensor = tensor.as_subclass(Tensor)
+    with torch._C.DisableTorchFunctionSubclass():
+        tensor = make().detach().as_subclass(Tensor)
     if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         plain = torch.tensor(tensor.float().tolist()).to(tensor.dtype)
     else:
