@@ -57,9 +57,10 @@ def test_a_wrong_observer_is_exit_1_and_a_table_says_what_to_do(tmp_path: pathli
         f"to do: {CATALOGUE['aliased-output'].fix[:40]}",
         "fails   pipeline_observers:RaisesInFrom: 2 stages: stage 0 failed",
         "LookupError: no such request",
-        "raised by pipeline_observers.RaisesInFrom.from_pp_tensors, given 'logsumexp'",
     ):
         assert text in " ".join(table.split()) or text in table
+    if sys.version_info >= (3, 11):  # which has add_note
+        assert "raised by pipeline_observers.RaisesInFrom.from_pp_tensors, given 'logs" in table
     assert max(len(line) for line in table.splitlines() if "/" not in line) <= 100
 
 

@@ -1,0 +1,63 @@
+# What is public; complete by name. Stricter than the code where that finds faults: see transport.
+from .boundary import PREFIX as PREFIX
+from .conformance import is_pp_observer as is_pp_observer
+from .conformance import is_pp_output as is_pp_output
+from .conformance import require_pp_observer as require_pp_observer
+from .conformance import require_pp_output as require_pp_output
+from .contract import CommittedTokens as CommittedTokens
+from .contract import DeviceAuxiliaryOutput as DeviceAuxiliaryOutput
+from .contract import HostAuxiliaryOutput as HostAuxiliaryOutput
+from .contract import PipelineParallelAuxiliaryOutput as PipelineParallelAuxiliaryOutput
+from .contract import PipelineParallelSamplingObserver as PipelineParallelSamplingObserver
+from .contract import PPCapableObserver as PPCapableObserver
+from .contract import PPCapableOutput as PPCapableOutput
+from .contract import SamplingObserver as SamplingObserver
+from .errors import DuplicateTensorError as DuplicateTensorError
+from .errors import EmptyOutputError as EmptyOutputError
+from .errors import MissingObserverError as MissingObserverError
+from .errors import NonTensorError as NonTensorError
+from .errors import PPProtocolError as PPProtocolError
+from .errors import ReconstructionError as ReconstructionError
+from .errors import TensorNameError as TensorNameError
+from .errors import UnsupportedObserverError as UnsupportedObserverError
+from .errors import UnsupportedOutputError as UnsupportedOutputError
+from .errors import UnsupportedTensorError as UnsupportedTensorError
+from .errors import WireError as WireError
+from .transport import add_auxiliary_output_to_pp_tensors as add_auxiliary_output_to_pp_tensors
+from .transport import discard_auxiliary_output as discard_auxiliary_output
+from .transport import has_auxiliary_output as has_auxiliary_output
+from .transport import (
+    pop_auxiliary_output_from_pp_tensors as pop_auxiliary_output_from_pp_tensors,
+)
+
+__version__: str
+__all__ = [
+    "PREFIX",
+    "CommittedTokens",
+    "DeviceAuxiliaryOutput",
+    "DuplicateTensorError",
+    "EmptyOutputError",
+    "HostAuxiliaryOutput",
+    "MissingObserverError",
+    "NonTensorError",
+    "PPCapableObserver",
+    "PPCapableOutput",
+    "PPProtocolError",
+    "PipelineParallelAuxiliaryOutput",
+    "PipelineParallelSamplingObserver",
+    "ReconstructionError",
+    "SamplingObserver",
+    "TensorNameError",
+    "UnsupportedObserverError",
+    "UnsupportedOutputError",
+    "UnsupportedTensorError",
+    "WireError",
+    "add_auxiliary_output_to_pp_tensors",
+    "discard_auxiliary_output",
+    "has_auxiliary_output",
+    "is_pp_observer",
+    "is_pp_output",
+    "pop_auxiliary_output_from_pp_tensors",
+    "require_pp_observer",
+    "require_pp_output",
+]

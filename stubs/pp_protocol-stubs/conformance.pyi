@@ -1,0 +1,60 @@
+from collections.abc import Callable
+from typing import Any, NamedTuple, overload
+
+from typing_extensions import TypeIs, TypeVar
+
+from .contract import (
+    DeviceAuxiliaryOutput,
+    PipelineParallelAuxiliaryOutput,
+    PipelineParallelSamplingObserver,
+    PPCapableObserver,
+    PPCapableOutput,
+    SamplingObserver,
+)
+
+_ObserverT = TypeVar("_ObserverT", bound=PipelineParallelSamplingObserver)
+_OutputT = TypeVar("_OutputT", bound=PipelineParallelAuxiliaryOutput)
+
+class Member(NamedTuple):
+    name: str
+    arguments: tuple[str, ...]
+
+class Finding(NamedTuple):
+    found: str
+    advice: str
+
+class Found(NamedTuple):
+    raw: Any
+    owner: type | None
+
+FROM_PP_TENSORS: Member
+TO_PP_TENSORS: Member
+COPY_TO_HOST: Member
+CONSUME: Member
+IS_ACTIVE: Member
+BEFORE_GRAMMAR: Member
+AFTER_SAMPLE: Member
+
+def look_up(obj: object, name: str) -> Found | None: ...
+def unusable(obj: object, member: Member) -> Finding | None: ...
+def unusable_callable(value: object, member: Member, *, bound: int = 0) -> Finding | None: ...
+def remembering(member: Member) -> Callable[[object], Finding | None]: ...
+def judge_from_pp_tensors(obj: object) -> Finding | None: ...
+def judge_to_pp_tensors(obj: object) -> Finding | None: ...
+def judge_copy_to_host(obj: object) -> Finding | None: ...
+def is_pp_observer(obj: object, /) -> TypeIs[PipelineParallelSamplingObserver]: ...
+def is_pp_output(obj: object, /) -> TypeIs[PipelineParallelAuxiliaryOutput]: ...
+
+# What is known of the argument stays known; a plain observer is known to be capable afterwards.
+@overload
+def require_pp_observer(obj: _ObserverT, /) -> _ObserverT: ...
+@overload
+def require_pp_observer(obj: SamplingObserver, /) -> PPCapableObserver: ...
+@overload
+def require_pp_observer(obj: object, /) -> PipelineParallelSamplingObserver: ...
+@overload
+def require_pp_output(obj: _OutputT, /) -> _OutputT: ...
+@overload
+def require_pp_output(obj: DeviceAuxiliaryOutput, /) -> PPCapableOutput: ...
+@overload
+def require_pp_output(obj: object, /) -> PipelineParallelAuxiliaryOutput: ...
