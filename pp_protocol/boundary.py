@@ -7,6 +7,7 @@ that beartype's own violation, which calls `repr` on the user's object, is never
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from types import CoroutineType, MethodType
 from typing import Annotated, Any
 
@@ -24,7 +25,7 @@ from .conformance import (
 )
 from .errors import (
     MissingObserverError,
-    ReceivedNonTensorError,
+    NonTensorError,
     ReconstructionError,
     TensorNameError,
     UnsupportedObserverError,
@@ -88,7 +89,7 @@ def rebuild(
     finding = None
     try:
         method = observer.from_pp_tensors
-        if type(method) is not MethodType:  # read from a property, for instance
+        if not is_own_method(observer, method, "from_pp_tensors"):
             finding = unusable_callable(method, FROM_PP_TENSORS)
         if finding is None:
             return method(payload)
@@ -119,12 +120,22 @@ def _check_received(name: str, tensor: object) -> None:
             tensor=name,
         )
     if not is_tensor(tensor):
-        raise ReceivedNonTensorError.about(
+        raise NonTensorError.about(
             f"{name!r}",
             f"is {type_name(tensor)}",
             "Find what put it into the dict: add_auxiliary_output_to_pp_tensors adds tensors only.",
             tensor=name,
+            beginning=NonTensorError.beginning_received,
         )
+
+
+def is_own_method(obj: object, method: object, name: str) -> bool:
+    """Whether `method` is the method of that name that was judged, not what a property gave."""
+    return (
+        type(method) is MethodType
+        and method.__self__ is obj
+        and getattr(method.__func__, "__name__", None) == name
+    )
 
 
 def is_tensor(value: object) -> TypeIs[Tensor]:
@@ -133,9 +144,10 @@ def is_tensor(value: object) -> TypeIs[Tensor]:
 
 
 def add_note(error: Exception, note: str) -> None:
-    """`error.add_note(note)`, where Python has it."""
+    """`error.add_note(note)`, where Python has it and the exception, which may be frozen, can."""
     if sys.version_info >= (3, 11):
-        error.add_note(note)
+        with suppress(Exception):
+            error.add_note(note)
 
 
 def not_rebuilt(observer: object, output: object, finding: Finding) -> ReconstructionError:

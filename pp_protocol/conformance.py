@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import types
 import weakref
 from collections.abc import Callable
@@ -85,14 +86,14 @@ def _in_classes(classes: tuple[type, ...], name: str) -> Found | None:
 
 
 def _instance_dict(obj: object) -> dict[str, Any]:
-    found = _in_classes(_mro(type(obj)), "__dict__")
-    if found is not None and type(found.raw) in (
-        types.GetSetDescriptorType,
-        types.MemberDescriptorType,  # of SimpleNamespace and modules
-    ):
-        stored = found.raw.__get__(obj)
-        if issubclass(type(stored), dict):
-            return stored  # type: ignore[no-any-return]  # it is one
+    for cls in _mro(type(obj)):
+        reader = _body(cls).get("__dict__")
+        if type(reader) in (
+            types.GetSetDescriptorType,
+            types.MemberDescriptorType,  # of SimpleNamespace and modules
+        ):
+            stored = reader.__get__(obj)  # type: ignore[union-attr]  # one of the two types
+            return stored if issubclass(type(stored), dict) else {}
     return {}
 
 
@@ -105,7 +106,7 @@ def look_up(obj: object, name: str) -> Found | None:
     if on_class is not None and type(on_class.raw) is types.MemberDescriptorType:
         try:  # a slot: reading it runs no code of the user's
             return Found(on_class.raw.__get__(obj), None)
-        except AttributeError:
+        except (AttributeError, TypeError):  # empty, or a slot of another class
             return None
     if on_class is None or not _is_data_descriptor(on_class.raw):
         raw = _instance_dict(obj).get(name, _ABSENT)
@@ -131,7 +132,9 @@ def unusable(obj: object, member: Member) -> Finding | None:
     define = f"Define {member} on it."
     found = look_up(obj, name)
     if found is None:
-        if _type_has(obj, "__getattr__") or _overrides_getattribute(obj):
+        if obj is None:
+            return Finding(f"has no {name}: it is None", "Pass an object, or leave the call out.")
+        if _type_has(obj, "__getattr__") or _overrides_getattribute(type(obj)) or _is_proxy(obj):
             return Finding(
                 f"has {name} only through __getattr__, which answers to every name",
                 f"Wrap it: with_pp_transport(...) gives it a real {member}.",
@@ -152,79 +155,96 @@ def unusable(obj: object, member: Member) -> Finding | None:
         return Finding("is a class where an instance is meant", "Pass an instance of it.")
     if type(raw) is types.FunctionType:
         return unusable_callable(raw, member, bound=1)
-    if type(raw) is not types.MethodType and _type_has(
-        raw, "__get__"
-    ):  # the boundary reads it once, and judges what it gets
-        return None
+    if type(raw) is functools.partial:  # binds like a method since Python 3.14
+        return unusable_callable(raw, member, bound=int(sys.version_info >= (3, 14)))
+    if type(raw) is not types.MethodType and _type_has(raw, "__get__"):
+        return None  # the boundary reads it once, and judges what it gets
     return unusable_callable(raw, member)
 
 
-def _overrides_getattribute(obj: object) -> bool:
-    found = _in_classes(_mro(type(obj)), "__getattribute__")
+def _is_proxy(obj: object) -> bool:
+    return type(obj) in weakref.ProxyTypes
+
+
+def _overrides_getattribute(cls: type) -> bool:
+    found = _in_classes(_mro(cls), "__getattribute__")
     return found is not None and type(found.raw) is types.FunctionType  # many C types have one
 
 
 def unusable_callable(value: object, member: Member, *, bound: int = 0) -> Finding | None:
     """Why `value` cannot be called as `member`; `bound` arguments are put in front by Python."""
-    name = member.name
+    has = f"has {'an' if member.name[0] in 'aeiou' else 'a'} {member.name}"
     if not callable(value):
-        kind = type_name(value)
-        return Finding(f"has a {name} that is no method but {kind}", f"Define {member} on it.")
-    function: object = value
-    while type(function) is types.MethodType:
-        function, bound = function.__func__, bound + 1
-    code = _first_code(function)
+        return Finding(f"{has} that is no method but {type_name(value)}", f"Define {member} on it.")
+    call = _python_call(value, bound)
+    if call is None:  # a C function, for one: nothing is known against it
+        return None
     for flag, what in _DEFERRED_CODE:
-        if code is not None and code.co_flags & flag:
-            return Finding(
-                f"has a {name} that {what}",
-                f"Make {name} a plain function that returns its result.",
-            )
-    misfit = _misfit(function, bound + len(member.arguments))
+        if call.function.__code__.co_flags & flag:
+            advice = f"Make {member.name} a plain function that returns its result."
+            return Finding(f"{has} that {what}", advice)
+    misfit = _misfit(call, len(member.arguments))
     if misfit is None:
         return None
-    return Finding(f"has a {name} that {misfit}", f"It is called as {member}, positionally.")
+    return Finding(f"{has} that {misfit}", f"It is called as {member}, positionally.")
 
 
-def _first_code(function: object) -> types.CodeType | None:
-    """The Python code that a call of `function` runs first, as far as it can be seen."""
-    while type(function) in (types.MethodType, functools.partial):
-        function = function.__func__ if type(function) is types.MethodType else function.func  # type: ignore[attr-defined]  # of those two types
-    if type(function) is not types.FunctionType and not issubclass(type(function), type):
-        call = _in_classes(_mro(type(function)), "__call__")
-        function = None if call is None else call.raw
-    return function.__code__ if type(function) is types.FunctionType else None
+class _Call(NamedTuple):
+    """The Python function that a call reaches first, and what it is given beside the arguments."""
+
+    function: types.FunctionType
+    bound: int
+    keywords: frozenset[str]
 
 
-def _own_signature(function: Any) -> inspect.Signature:
-    """What the outermost callable takes: neither what it wraps nor what it declares instead."""
-    if type(function) is types.FunctionType:
-        bare = types.FunctionType(
-            function.__code__, {}, "", function.__defaults__, function.__closure__
-        )
-        bare.__kwdefaults__ = function.__kwdefaults__
-        function = bare
-    return inspect.signature(function, follow_wrapped=False)
+def _python_call(value: Any, bound: int) -> _Call | None:
+    """What a call of `value` runs, by its own code: neither `__wrapped__` nor `__signature__`.
+
+    inspect.signature would believe those, and sees callable objects, C functions and metaclasses
+    differently from one Python version to the next; what it would have to guess is None here.
+    """
+    keywords: frozenset[str] = frozenset()
+    for _ in range(20):  # a chain that is longer, or runs in a circle, is nobody's
+        if type(value) is types.FunctionType:
+            return _Call(value, bound, keywords)
+        if type(value) is types.MethodType:
+            value, bound = value.__func__, bound + 1
+        elif type(value) is functools.partial:
+            bound, keywords = bound + len(value.args), keywords | set(value.keywords)
+            value = value.func
+        else:
+            value, more = _call_member(value)
+            bound += more
+    return None
 
 
-def _misfit(function: object, given: int) -> str | None:
-    try:
-        parameters = _own_signature(function).parameters.values()
-    except Exception:  # a C function, or a reader that raises: nothing is known against it
-        return None
-    positional = required = 0
-    for parameter in parameters:
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            positional = max(positional, given)
-        elif parameter.kind is parameter.KEYWORD_ONLY:
-            if parameter.default is parameter.empty:
-                return f"needs the keyword-only argument {parameter.name!r}"
-        elif parameter.kind is not parameter.VAR_KEYWORD:
-            positional += 1
-            required += parameter.default is parameter.empty
-    if required > given:
+def _call_member(value: object) -> tuple[object, int]:
+    """What is called when `value`, a class or a callable object, is; and with how much more."""
+    if type(value) is type:
+        made = (_in_classes(_mro(value), name) for name in ("__new__", "__init__"))
+        raws = (getattr(one.raw, "__func__", one.raw) for one in made if one is not None)
+        return next((raw for raw in raws if type(raw) is types.FunctionType), None), 1
+    call = None if issubclass(type(value), type) else _in_classes(_mro(type(value)), "__call__")
+    if call is None:
+        return None, 0
+    if issubclass(type(call.raw), staticmethod):
+        return call.raw.__func__, 0
+    if issubclass(type(call.raw), classmethod):
+        return call.raw.__func__, 1
+    return (call.raw, 1) if type(call.raw) is types.FunctionType else (None, 0)
+
+
+def _misfit(call: _Call, arguments: int) -> str | None:
+    code, given = call.function.__code__, call.bound + arguments
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    required = code.co_argcount - len(call.function.__defaults__ or ())
+    optional: dict[str, Any] = call.function.__kwdefaults__ or {}  # type: ignore[attr-defined]  # typeshed
+    for name in names[code.co_argcount :]:
+        if name not in optional and name not in call.keywords:
+            return f"needs the keyword-only argument {name!r}"
+    if set(names[given:required]) - call.keywords:
         return "needs more arguments than it gets"
-    if positional < given:
+    if given > code.co_argcount and not code.co_flags & inspect.CO_VARARGS:
         return "takes too few arguments"
     return None
 
@@ -254,6 +274,8 @@ def remembering(member: Member) -> Callable[[object], Finding | None]:
         return finding
 
     def remember(obj: object, cls: type) -> None:
+        if _overrides_getattribute(cls) or _overrides_getattribute(type(cls)):
+            return  # looking again would run it
         found = look_up(obj, name)
         if found is None or found.owner is None or type(found.raw) is not types.FunctionType:
             return

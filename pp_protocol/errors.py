@@ -22,9 +22,14 @@ def type_name(obj: object, /) -> str:
 
 
 def _qualified(cls: object) -> str:
-    # type's own reader, so that a metaclass cannot interfere
-    module, name = (type.__getattribute__(cls, key) for key in ("__module__", "__qualname__"))
-    return f"{module}.{name}" if isinstance(module, str) and module != "builtins" else str(name)
+    # type's own readers, so that a metaclass cannot interfere
+    name = type.__dict__["__qualname__"].__get__(cls)
+    try:
+        module = type.__dict__["__module__"].__get__(cls)
+    except AttributeError:  # made where no __name__ was, by exec for one
+        module = None
+    known = issubclass(type(module), str) and module != "builtins"
+    return f"{module}.{name}" if known else str(name)
 
 
 class PPProtocolError(RuntimeError):
@@ -42,10 +47,18 @@ class PPProtocolError(RuntimeError):
     """Name of the tensor at fault, without the wire prefix, if it is one tensor."""
 
     @classmethod
-    def about(cls, subject: str, found: str, advice: str, *, tensor: str | None = None) -> Self:
+    def about(
+        cls,
+        subject: str,
+        found: str,
+        advice: str,
+        *,
+        tensor: str | None = None,
+        beginning: str | None = None,
+    ) -> Self:
         """The error with its message put together from what it is about."""
-        beginning = cls.beginning.format(name=tensor)
-        error = cls(f"{beginning}: {subject} {found}. {advice} [{cls.code}]")
+        start = cls.beginning.format(name=tensor) if beginning is None else beginning
+        error = cls(f"{start}: {subject} {found}. {advice} [{cls.code}]")
         error.subject, error.found, error.advice, error.tensor = subject, found, advice, tensor
         return error
 
@@ -79,16 +92,11 @@ class TensorNameError(PPProtocolError):
 
 
 class NonTensorError(PPProtocolError):
-    """A value to be sent is not a tensor."""
+    """A value to be sent, or one that arrived under an auxiliary key, is not a tensor."""
 
     code = "non-tensor"
     beginning = "auxiliary PP output {name!r} is not a tensor"
-
-
-class ReceivedNonTensorError(NonTensorError):
-    """A value that arrived under an auxiliary key is not a tensor."""
-
-    beginning = "received a non-tensor auxiliary PP output"
+    beginning_received: ClassVar[str] = "received a non-tensor auxiliary PP output"
 
 
 class UnsupportedTensorError(PPProtocolError):

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
-from types import MethodType
 from typing import Any
 
-from .boundary import PREFIX, Refused, add_note, close_quietly, is_tensor, not_rebuilt, rebuild
+from .boundary import (
+    PREFIX,
+    Refused,
+    add_note,
+    close_quietly,
+    is_own_method,
+    is_tensor,
+    not_rebuilt,
+    rebuild,
+)
 from .conformance import TO_PP_TENSORS, judge_to_pp_tensors, unusable_callable
 from .contract import DeviceAuxiliaryOutput
 from .errors import (
@@ -169,7 +177,7 @@ def _payload(output: object) -> Mapping[Any, Any]:
     if finding is None:
         try:
             method = output.to_pp_tensors  # type: ignore[attr-defined]  # as just judged
-            if type(method) is not MethodType:  # read from a property, for instance
+            if not is_own_method(output, method, "to_pp_tensors"):
                 finding = unusable_callable(method, TO_PP_TENSORS)
             if finding is None:
                 given = method()
@@ -193,7 +201,7 @@ def _payload(output: object) -> Mapping[Any, Any]:
 
 def _bad_name(output: object, name: object, payload: Mapping[Any, Any]) -> TensorNameError:
     position = next(place for place, other in enumerate(payload) if other is name)
-    what = "an empty string" if name == "" and type(name) is str else type_name(name)
+    what = "an empty string" if type(name) is str else type_name(name)
     return TensorNameError.about(
         f"to_pp_tensors of {type_name(output)}",
         f"gave {what} as the name of item {position}",
@@ -223,7 +231,10 @@ def _remove(tensors: MutableMapping[Any, Any], keys: list[str]) -> None:
     kept = {key: tensors[key] for key in keys}
     try:
         for key in keys:
-            tensors.pop(key, None)
+            if key in tensors:  # the observer may have taken it out itself
+                del tensors[key]
+            if key in tensors:  # in another map of a ChainMap
+                raise KeyError(key)
     except BaseException as error:
         for key, tensor in kept.items():
             with suppress(Exception):

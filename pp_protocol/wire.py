@@ -26,7 +26,9 @@ complex numbers travel as pairs of real ones)."""
 PLAIN_DTYPES = frozenset(dtype for dtype in _NCCL_DTYPES if not dtype.is_complex)
 """Dtypes that every backend carries, and that can be neither conjugated nor quantized."""
 
-_OTHER_LAYOUT = "Send a dense copy of it, or the dense tensors that it is made of."
+
+_LOWEST_ADDRESS = 1 << 32
+"""Below it an address may be an offset into memory that was freed: then look more closely."""
 
 
 def travels_as_it_is(tensor: Tensor) -> bool:
@@ -39,7 +41,7 @@ def travels_as_it_is(tensor: Tensor) -> bool:
             and tensor.is_contiguous()
             and not tensor.is_nested
             and not tensor.is_neg()
-            and tensor.data_ptr() != 0  # 0 for meta tensors, and for empty ones
+            and tensor.data_ptr() >= _LOWEST_ADDRESS  # 0 for meta tensors, and for empty ones
         )
     except RuntimeError:  # data_ptr() of a tensor that has none: sparse, or inside vmap
         return False
@@ -51,13 +53,18 @@ def wire_form(name: str, tensor: Tensor) -> Tensor:
     Raises:
         UnsupportedTensorError: point-to-point communication cannot carry it.
     """
-    obstacle = _obstacle(tensor)
-    if obstacle is None:
+    obstacle: tuple[str, str] | None = (
+        "is a subclass with a __torch_dispatch__ of its own",
+        "Send a plain tensor: for a DTensor its full_tensor() or to_local().",
+    )
+    if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:
         with torch._C.DisableTorchFunctionSubclass():  # a subclass's own code stays out of it
-            plain = tensor if type(tensor) is Tensor else tensor.as_subclass(Tensor)
-            plain = plain.detach() if plain.requires_grad else plain
-            plain = plain.resolve_conj().resolve_neg().contiguous()
-        obstacle = _without_memory(plain)
+            plain = tensor if type(tensor) is Tensor else Tensor.as_subclass(tensor, Tensor)
+            obstacle = _obstacle(plain)
+            if obstacle is None:
+                plain = plain.detach() if plain.requires_grad else plain
+                plain = plain.resolve_conj().resolve_neg().contiguous()
+                obstacle = _without_memory(plain)
     if obstacle is not None:
         found, advice = obstacle
         raise UnsupportedTensorError.about(type_name(tensor), found, advice, tensor=name)
@@ -65,32 +72,33 @@ def wire_form(name: str, tensor: Tensor) -> Tensor:
 
 
 def _obstacle(tensor: Tensor) -> tuple[str, str] | None:
-    cls = type(tensor)
-    if cls.__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        advice = "Send a plain tensor: for a DTensor its full_tensor() or to_local()."
-        return "is a subclass with a __torch_dispatch__ of its own", advice
-    with torch._C.DisableTorchFunctionSubclass():
-        if tensor.is_nested:
-            return "is a nested tensor", "Send its values and its offsets, or a padded copy."
-        if tensor.layout is not torch.strided:
-            return f"is not dense but has the layout {tensor.layout}", _OTHER_LAYOUT
-        if tensor.is_quantized:
-            advice = "Send its int_repr(), and its scale and zero point as tensors of their own."
-            return f"is quantized ({tensor.dtype})", advice
-        if tensor.is_meta:
-            return "is on the meta device and has no data", "Send a tensor that holds data."
-        if tensor.is_cuda and tensor.dtype not in _NCCL_DTYPES:
-            advice = "Convert it before sending, for instance to int32 or int64, or view its bytes."
-            return f"has a dtype that NCCL does not carry ({tensor.dtype})", advice
-    return None
+    if tensor.is_nested:
+        return "is a nested tensor", "Send its values and its offsets, or a padded copy."
+    if tensor.layout is not torch.strided:
+        return (
+            f"is not dense but has the layout {tensor.layout}",
+            "Send a dense copy of it, or the dense tensors that it is made of.",
+        )
+    if tensor.is_quantized:
+        advice = "Send its int_repr(), and its scale and zero point as tensors of their own."
+        return f"is quantized ({tensor.dtype})", advice
+    if tensor.is_meta:
+        return "is on the meta device and has no data", "Send a tensor that holds data."
+    if tensor.is_cuda and tensor.dtype not in _NCCL_DTYPES:
+        advice = "Convert it before sending, for instance to int32 or int64, or view its bytes."
+        return f"has a dtype that NCCL does not carry ({tensor.dtype})", advice
+    return _without_memory(tensor)
 
 
 def _without_memory(tensor: Tensor) -> tuple[str, str] | None:
-    if tensor.numel() == 0:
-        return None
     try:
-        if tensor.data_ptr() != 0:
+        address, count = tensor.data_ptr(), tensor.numel()
+        if tensor.is_conj() or tensor.is_neg() or not tensor.is_contiguous():
+            return None  # a copy will be made of it, and that is looked at
+        needed = (tensor.storage_offset() + count) * tensor.element_size()
+        if count == 0 or (address != 0 and tensor.untyped_storage().nbytes() >= needed):
             return None
+        advice = "Send it before its memory is freed, or send a clone."
     except RuntimeError:  # inside vmap, grad and the like
-        pass
-    return "has no memory of its own", "Send it from outside of torch.func, after it was computed."
+        advice = "Send it from outside of torch.func, after it was computed."
+    return "has no memory of its own", advice

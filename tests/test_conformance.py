@@ -96,6 +96,39 @@ def test_a_guard_never_reads_a_property() -> None:
     assert not read
 
 
+class Interfering(type):
+    """A metaclass that lets nobody read from its classes."""
+
+    def __getattribute__(cls, name: str) -> object:
+        raise AssertionError(f"{name} of the user's class was read")
+
+
+def test_a_class_that_interferes_with_look_ups_is_judged_without_them() -> None:
+    class Own:
+        def __getattribute__(self, name: str) -> object:
+            raise AssertionError(f"{name} of the user's object was read")
+
+        def from_pp_tensors(self, tensors): ...
+
+    observers = [Own(), Interfering("O", (), {"from_pp_tensors": method(1)})()]
+    for observer in observers:
+        for _ in range(3):
+            assert is_pp_observer(observer)
+            assert not conformance.is_pp_output(observer)
+
+
+def test_messages_can_be_made_of_any_class() -> None:
+    class Meta(type):
+        __module__ = property(lambda cls: 1 / 0)
+
+    nameless = eval("type('Nameless', (), {})", {"type": type})
+    for obj, name in ((Meta("Odd", (), {})(), "Odd"), (nameless(), "Nameless")):
+        with pytest.raises(UnsupportedObserverError, match=f"{name} has no from_pp_tensors"):
+            require_pp_observer(obj)
+    with pytest.raises(UnsupportedObserverError, match="it is None"):
+        require_pp_observer(None)
+
+
 def test_instances_of_one_type_are_judged_apart() -> None:
     judge = remembering(FROM_PP_TENSORS)
     good = types.SimpleNamespace(from_pp_tensors=lambda tensors: None)

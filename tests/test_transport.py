@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
 import enum
 import gc
 import inspect
@@ -99,9 +100,16 @@ def freed() -> torch.Tensor:
     return tensor
 
 
-def inside_vmap() -> torch.Tensor:
+def freed_with_an_offset() -> torch.Tensor:
+    whole = torch.arange(10.0)
+    part = whole[2:]
+    whole.untyped_storage().resize_(0)
+    return part
+
+
+def inside_vmap(size: int = 2) -> torch.Tensor:
     kept = []
-    torch.vmap(lambda x: kept.append(x) or x)(torch.ones(2, 2))
+    torch.vmap(lambda x: kept.append(x) or x)(torch.ones(2, size))
     return kept[0]
 
 
@@ -199,6 +207,8 @@ ADD_REFUSES = {
     "a fake tensor": unsupported(fake, "FakeTensor", "__torch_dispatch__", "plain tensor"),
     "a wrapper subclass": unsupported(wrapper_subclass, "WrapperSubclass", "__torch_dispatch__"),
     "freed memory": unsupported(freed, "has no memory of its own"),
+    "freed memory, further on": unsupported(freed_with_an_offset, "has no memory of its own"),
+    "an empty tensor inside vmap": unsupported(lambda: inside_vmap(0), "no memory of its own"),
     "a zero tensor": unsupported(lambda: torch._efficientzerotensor(2), "no memory of its own"),
     "a tensor inside vmap": unsupported(inside_vmap, "no memory of its own"),
     "a duplicate": (
@@ -608,6 +618,69 @@ def test_an_exception_of_the_output_comes_out_unchanged_with_a_note(member) -> N
     if sys.version_info >= (3, 11):
         assert "test_transport.O.to_pp_tensors" in _notes(caught.value)
     assert tensors == {"a": 1}
+
+
+def test_an_exception_that_takes_no_note_comes_out_unchanged_all_the_same() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Frozen(Exception):
+        number: int
+
+    class Odd(Exception):
+        __notes__ = ()
+
+    for error in (Frozen(3), Odd()):
+        member = property(lambda self, error=error: (_ for _ in ()).throw(error))
+        both = type("B", (), {"from_pp_tensors": member, "to_pp_tensors": member})()
+        with pytest.raises(type(error)) as caught:
+            pop({PREFIX + "x": T}, both)
+        assert caught.value is error
+        with pytest.raises(type(error)) as caught:
+            add({}, both)
+        assert caught.value is error
+
+
+def test_a_method_that_a_property_gives_is_judged_as_well() -> None:
+    class Lazy:
+        def no_argument(self): ...
+        def two(self, a, b): ...
+        async def later(self, tensors): ...
+
+        from_pp_tensors = property(lambda self: getattr(self, self.which))
+        to_pp_tensors = property(lambda self: getattr(self, self.which))
+
+    for which, found in (
+        ("no_argument", "takes too few"),
+        ("two", "needs more"),
+        ("later", "async"),
+    ):
+        observer = Lazy()
+        observer.which = which
+        with pytest.raises(errors.UnsupportedObserverError, match=found):
+            pop({PREFIX + "x": T}, observer)
+        if which != "no_argument":
+            with pytest.raises(
+                errors.UnsupportedOutputError, match=found if which == "two" else "m"
+            ):
+                add({}, observer)
+
+
+def test_a_name_whose_comparison_raises_is_a_name_error() -> None:
+    class Incomparable(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            raise OwnError
+
+    with pytest.raises(errors.TensorNameError):
+        add({}, Output({Incomparable("x"): T}))
+
+
+def test_a_mapping_that_keeps_its_keys_is_a_wire_error_and_nothing_is_lost() -> None:
+    chain = collections.ChainMap({}, {PREFIX + "x": T})
+    for change in (lambda: pop(chain, Observer()), lambda: discard_auxiliary_output(chain)):
+        with pytest.raises(errors.WireError):
+            change()
+        assert has_auxiliary_output(chain)
 
 
 def test_a_property_is_read_once_and_its_value_called() -> None:

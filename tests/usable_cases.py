@@ -5,11 +5,14 @@ Run as a script it prints the verdicts as JSON, which is how other interpreters 
 
 from __future__ import annotations
 
+import enum
 import functools
 import json
+import operator
 import sys
 import types
 import typing
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from unittest.mock import AsyncMock, Mock
@@ -151,6 +154,20 @@ def cases(member: Member) -> Iterator[Case]:
     yield Case("a signature whose reader raises", lambda: types.SimpleNamespace(**{name: raising_signature(n)}), None)
     yield Case("a subclass of the Protocol that implements it", lambda: _constructed(with_class_member(name, good, _protocol_of(name))), None)
 
+    yield Case("a callable object with a static __call__", lambda: types.SimpleNamespace(**{name: instance("__call__", staticmethod(plain))}), None)
+    yield Case("a callable object with a __call__ of the class", lambda: types.SimpleNamespace(**{name: instance("__call__", classmethod(good))}), None)
+    yield Case("a callable object whose __call__ is a partial", lambda: types.SimpleNamespace(**{name: instance("__call__", functools.partial(plain))}), None)
+    yield Case("a class that is called", lambda: types.SimpleNamespace(**{name: with_class_member("__init__", good)}), None)
+    yield Case("an Enum class that is called", lambda: instance(name, enum.Enum("E", "A B")), None)
+    yield Case("a C callable", lambda: types.SimpleNamespace(**{name: operator.itemgetter(0)}), None)
+    yield Case("a partial on the class", lambda: instance(name, functools.partial(good, None)), None)
+    yield Case("a partial that gives the rest by keyword", lambda: types.SimpleNamespace(**{name: functools.partial(function(n + 1), **{f"a{n - 1}": 1}) if n else plain}), None)
+
+    yield Case("a class that is called and needs more", lambda: types.SimpleNamespace(**{name: with_class_member("__init__", method(n + 1))}), "needs more arguments")
+    yield Case("a partial on the class of an async function", lambda: instance(name, functools.partial(method(n, prefix="async def"), None)), "is async")
+    yield Case("a partial on the class that needs more", lambda: instance(name, functools.partial(function(n + 2), None)), "needs more arguments")
+    yield Case("a weak proxy", lambda: weakref.proxy(KEPT.setdefault(name, instance(name, good))), "only through __getattr__")
+    yield Case("a slot of another class", lambda: instance(name, vars(type(slotted(name)))[name]), f"has no {name}")
     yield Case("nothing of that name", object, f"has no {name}")
     yield Case("None itself", lambda: None, f"has no {name}")
     yield Case("set to None on the class", lambda: instance(name, None), f"has {name} set to None")
@@ -176,7 +193,7 @@ def cases(member: Member) -> Iterator[Case]:
     yield Case("the class's own static method that does not fit", lambda: with_class_member(name, staticmethod(function(n + 1))), "needs more arguments")
     yield Case("a class method that needs more", lambda: instance(name, classmethod(method(n + 1))), "needs more arguments")
     yield Case("a static method that needs more", lambda: instance(name, staticmethod(function(n + 1))), "needs more arguments")
-    yield Case("a partial that has bound too much", lambda: types.SimpleNamespace(**{name: functools.partial(function(n + 1), *range(2))}), "takes too few arguments" if n else None)
+    yield Case("a partial that has bound too much", lambda: types.SimpleNamespace(**{name: functools.partial(function(n + 1), *range(2))}), "takes too few arguments")
     yield Case("a function that needs more, in a SimpleNamespace", lambda: types.SimpleNamespace(**{name: function(n + 1)}), "needs more arguments")
     yield Case("a bound method that needs more", lambda: types.SimpleNamespace(**{name: instance("m", method(n + 1)).m}), "needs more arguments")
     yield Case("an unfitting function that declares a fitting signature", lambda: instance(name, _declaring(method(n + 1), good)), "needs more arguments")
@@ -194,6 +211,10 @@ def cases(member: Member) -> Iterator[Case]:
     yield Case("a mock of what conforms", lambda: Mock(spec=with_class_member(name, good)), "only through __getattr__")
     yield Case("a remote handle", lambda: via_getattr(name), "only through __getattr__")
     yield Case("a forwarding __getattribute__", lambda: via_getattribute(name), "only through __getattr__")
+
+
+KEPT: dict[str, Any] = {}
+"""What weak proxies refer to."""
 
 
 def _module(name: str, value: Any) -> types.ModuleType:
