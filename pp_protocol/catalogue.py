@@ -113,6 +113,18 @@ CATALOGUE: dict[str, Entry] = {
         "Compute in before_grammar what is needed, or clone. If masked values are meant: ignore.",
         _CHECK,
     ),
+    "altered-logits": Entry(
+        "before_grammar wrote into the logits that it was given.",
+        ("An in-place operation: mul_, div_, softmax with out=.",),
+        "Work on a copy, or with operations that make new tensors: what is sampled changes else.",
+        _CHECK,
+    ),
+    "rebuilt-otherwise": Entry(
+        "What from_pp_tensors rebuilt names other tensors, or other values, than what arrived.",
+        ("Two tensors were swapped, or an optional one was forgotten.", "It converts: on purpose."),
+        "Rebuild each tensor under its own name. If the difference is meant: ignore.",
+        _CHECK,
+    ),
     "altered-in-transit": Entry(
         "A tensor arrived with another name, dtype, shape or content than it was sent with.",
         ("A hook wrote into a tensor after it was handed over.",),
@@ -130,8 +142,12 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "no-output": Entry(
         "The observer gave no output in any step, so that nothing could be checked.",
-        ("is_active is false for the sampling_info that it is shown.",),
-        "Supply a sampling_info for which it is active with --inputs, or raise --steps.",
+        (
+            "is_active is false for the sampling_info that it is shown.",
+            "A hook ends without a return: a state of None skips after_sample.",
+        ),
+        "Look at the counts: is_active false, a state of None, or an output of None. Supply a"
+        " sampling_info for which it is active with --inputs, or raise --steps.",
         "Keep the command in CI: it exits with 2 as long as nothing is checked.",
     ),
     "stage-died": Entry(

@@ -9,7 +9,7 @@ from typing import Any
 
 from .conformance import AFTER_SAMPLE, BEFORE_GRAMMAR, FROM_PP_TENSORS, IS_ACTIVE, unusable
 from .errors import type_name
-from .targets import TargetError, load, make_observer
+from .targets import IncompleteError, TargetError, load, make_observer
 
 OK, FAILS, CANNOT = "ok", "fails", "cannot"
 
@@ -78,13 +78,22 @@ def _add(part: Part, code: str, found: str, advice: str | None = None) -> None:
 
 
 def _load(target: str, options: Options, part: Part) -> Any:
+    code = "target"
     try:
         observer = make_observer(target)
-        if options.inputs is not None:
-            load(options.inputs)
+        code = "inputs"
+        if options.inputs is not None and not callable(load(options.inputs)):
+            raise TargetError(f"{options.inputs} cannot be called", "Name a function.")
+    except IncompleteError as error:
+        part.verdict, part.summary = FAILS, "the class has abstract methods"
+        for name in error.missing:
+            code = "unsupported-observer" if name == FROM_PP_TENSORS.name else "unsupported-hook"
+            _add(part, code, f"{error} does not define {name}")
+        return None
     except TargetError as error:
-        part.verdict, part.summary = CANNOT, "the target cannot be had"
-        _add(part, "target", str(error))
+        what = "the target" if code == "target" else "what --inputs names"
+        part.verdict, part.summary = CANNOT, f"{what} cannot be had"
+        _add(part, code, str(error), error.advice)
         return None
     part.summary = type_name(observer)
     return observer
@@ -128,16 +137,22 @@ def _pipeline(target: str, options: Options, part: Part, tell: Tell) -> None:
     ]
     for fault in report.faults:
         code = fault.code if fault.code in CATALOGUE else "observer-raised"
-        _add(part, code, str(fault).removeprefix(f"[{fault.code}] "))
+        _add(part, code, str(fault).removeprefix(f"[{fault.code}] "), fault.advice)
+    names = f"{len(report.tensors)} {'name' if len(report.tensors) == 1 else 'names'}"
     part.summary = (
-        f"{report.stages} stages, {report.steps} steps, {report.requests} requests,"
-        f" {report.tokens} tokens, {report.outputs} outputs of {len(report.tensors)} tensors"
+        f"{report.stages} stages, {report.outputs} outputs (tensors of {names}) in"
+        f" {report.asked} of {report.steps} steps, {report.tokens} tokens"
     )
     if report.faults:
         part.verdict = CANNOT if report.faults[0].code in CANNOT_CHECK else FAILS
         part.summary = f"{report.stages} stages: stage {report.faults[0].stage} failed"
     elif not report.outputs:
         part.verdict = CANNOT
-        _add(part, "no-output", f"no output in {report.steps} steps: nothing was transported")
+        found = (
+            f"nothing was transported: asked in {report.asked} of {report.steps} steps, it was"
+            f" active in {report.active}, before_grammar gave a state in {report.with_state}, and"
+            " after_sample gave an output in none"
+        )
+        _add(part, "no-output", found)
     else:
         part.summary += ", equal bit for bit"

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import textwrap
+import traceback
 import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -57,6 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except NothingToCheck as error:
         print(f"pp-protocol: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # whoever read the output has had enough of it
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # until the interpreter ends
+        return 2
+    except Exception:  # a fault of this program must not look like one of the observer
+        traceback.print_exc()
+        return 2
     except KeyboardInterrupt:
         print("pp-protocol: interrupted; no process is left", file=sys.stderr)
         return 130
@@ -95,7 +102,11 @@ def _parser() -> argparse.ArgumentParser:
         "--steps", type=_at_least(1), default=12, metavar="N", help="batches to sample (12)"
     )
     check.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of weights, requests and sampler (0)"
+        "--seed",
+        type=_at_least(0, 2**32 - 1),
+        default=0,
+        metavar="N",
+        help="of weights, requests and sampler (0)",
     )
     check.add_argument(
         "--inputs", metavar="MODULE:CALLABLE", help="supply the engine's objects; see below"
@@ -110,10 +121,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _at_least(least: int) -> Any:
+def _at_least(least: int, most: int = 10**9) -> Any:
     def number(text: str) -> int:
-        if int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text} is below {least}")
+        if not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not between {least} and {most}")
         return int(text)
 
     number.__name__ = "number"
@@ -159,16 +170,21 @@ def _configured_targets() -> list[str]:
             raise NothingToCheck(f"{nothing} (reading {path} needs Python 3.11 or tomli)") from None
     try:
         with open(path, "rb") as file:
-            table = tomllib.load(file).get("tool", {}).get("pp-protocol", {})
-    except tomllib.TOMLDecodeError as error:
+            tools = tomllib.load(file).get("tool", {})
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise NothingToCheck(f"{nothing} ({path}: {error})") from None
+    tools = tools if isinstance(tools, dict) else {}
+    if "pp_protocol" in tools:
+        raise NothingToCheck(f"{nothing} ({path}: the table is [tool.pp-protocol], with a hyphen)")
+    table = tools.get("pp-protocol", {})
+    if not isinstance(table, dict):
+        raise NothingToCheck(f"{nothing} ({path}: tool.pp-protocol is no table)")
+    for key in table:
+        if key != "targets":
+            raise NothingToCheck(f"{nothing} ({path}: [tool.pp-protocol] takes targets, not {key})")
     targets = table.get("targets", [])
-    if set(table) - {"targets"} or not (
-        isinstance(targets, list) and all(isinstance(target, str) for target in targets)
-    ):
-        raise NothingToCheck(
-            f"{nothing} ([tool.pp-protocol] in {path} takes targets, a list of strings, only)"
-        )
+    if not (isinstance(targets, list) and all(isinstance(target, str) for target in targets)):
+        raise NothingToCheck(f"{nothing} ({path}: targets is a list of strings)")
     if not targets:
         raise NothingToCheck(f"{nothing}, or list targets under [tool.pp-protocol] in {path}")
     return targets

@@ -97,6 +97,18 @@ def _instance_dict(obj: object) -> dict[str, Any]:
     return {}
 
 
+def stored_in(obj: object) -> list[Any]:
+    """The values of an object's attributes, its slots among them; runs no code of the user's."""
+    slots = [
+        name
+        for cls in _mro(type(obj))
+        for name, raw in _body(cls).items()
+        if type(raw) is types.MemberDescriptorType and cls is not types.FunctionType
+    ]
+    found = [look_up(obj, name) for name in slots]
+    return [*_instance_dict(obj).values(), *(one.raw for one in found if one and not one.owner)]
+
+
 def look_up(obj: object, name: str) -> Found | None:
     """The member `name` of `obj` as it is stored, found without running code of the user's."""
     if issubclass(type(obj), type):

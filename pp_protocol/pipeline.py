@@ -36,6 +36,8 @@ class StageFault:
     error: str
     """Name of the error class; empty where there was no exception."""
     message: str
+    advice: str = ""
+    """What to do, where more is known than what the catalogue says of the code."""
     notes: tuple[str, ...] = ()
     where: tuple[str, ...] = ()
     """Frames of the traceback outside of this package, innermost last."""
@@ -63,6 +65,12 @@ class PipelineReport:
     tokens: int = 0
     outputs: int = 0
     """How many auxiliary outputs the last stage sent; the first consumed as many."""
+    asked: int = 0
+    """In how many steps the observer was asked whether it is active; the others go by without."""
+    active: int = 0
+    """In how many of those it was."""
+    with_state: int = 0
+    """In how many of those before_grammar gave a state, so that after_sample was called."""
     tensors: dict[str, dict[str, Any]] = field(default_factory=dict)
     """For each name, the dtypes and the shapes that travelled."""
 
@@ -100,10 +108,10 @@ def run_pipeline(
         progress: called with the number of steps finished, as it grows.
 
     Raises:
-        ValueError: fewer than 2 stages, no step, or no time.
+        ValueError: fewer than 2 stages, no step, no time, or a seed that is not below 2**32.
     """
-    if stages < 2 or steps < 1 or timeout <= 0:
-        raise ValueError("a pipeline has at least 2 stages, 1 step and some time")
+    if stages < 2 or steps < 1 or timeout <= 0 or not 0 <= seed < 2**32:
+        raise ValueError("a pipeline has at least 2 stages, 1 step, some time, and a 32-bit seed")
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public; not marked
 
     quiet_torch()
@@ -134,6 +142,7 @@ class _Watched:
             tuple(self.last.get("requests", ())),
             more.get("error", ""),
             message,
+            more.get("advice", ""),
             tuple(more.get("notes", ())),
             tuple(more.get("where", ())),
         )
@@ -155,9 +164,10 @@ def _processes(plan: Plan) -> Iterator[list[_Watched]]:
             watched.append(_Watched(stage, process, receiving))
         yield watched
     finally:
-        _end([one.process for one in watched])
-        for one in watched:
-            one.channel.close()
+        with _interrupt_ignored():  # or a second Ctrl-C would leave stages behind
+            _end([one.process for one in watched])
+            for one in watched:
+                one.channel.close()
 
 
 @contextmanager
@@ -195,14 +205,17 @@ def _watch(
     while running := [one for one in watched if not one.over]:
         left = deadline - time.monotonic()
         signs: list[Any] = [sign for one in running for sign in (one.channel, one.process.sentinel)]
-        ready = connection.wait(signs, max(0.0, left))
-        if not ready:
+        ready = connection.wait(signs, max(0.0, min(left, 0.5)))
+        # a process that the stage has forked holds its channel and its sentinel open
+        heard = [one for one in running if one.channel in ready or one.process.exitcode is not None]
+        for one in heard:
+            _hear(one, report, faults, lost, progress)
+        if not heard:
+            if time.monotonic() < deadline:
+                continue
             if not faults and not lost:
                 faults.append(_stalled(running, timeout))
             break
-        for one in running:
-            if one.channel in ready or one.process.sentinel in ready:
-                _hear(one, report, faults, lost, progress)
         failed = bool(faults or lost)
         deadline = min(deadline, time.monotonic() + GRACE) if failed else time.monotonic() + timeout
     faults.sort(key=lambda fault: fault.code in CANNOT_CHECK)  # what followed comes last
@@ -229,7 +242,8 @@ def _hear(
     one.last = message
     if kind == "failed":
         one.over = True
-        faults.append(one.fault(**_only(message, "code", "message", "error", "notes", "where")))
+        told = ("code", "message", "error", "advice", "notes", "where")
+        faults.append(one.fault(**{key: message[key] for key in told}))
     elif kind == "peer-lost":
         one.over = True
         lost.append(one.fault("stage", message["message"]))
@@ -238,25 +252,27 @@ def _hear(
         for name, value in message["summary"].items():
             if hasattr(report, name):
                 setattr(report, name, value)
+        report.warnings.update(message["summary"].get("warned", {}))
     elif one.stage == 0 and progress is not None:
         progress(message["step"])
 
 
-def _only(message: dict[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: message[key] for key in keys}
-
-
 def _how_it_died(exitcode: int | None) -> str:
     if exitcode is not None and exitcode < 0:
-        return f"the process was ended by {signal.Signals(-exitcode).name}"
+        try:
+            name = signal.Signals(-exitcode).name
+        except ValueError:  # a real-time signal has none
+            name = f"signal {-exitcode}"
+        return f"the process was ended by {name}"
     return f"the process ended without a word, exit code {exitcode}"
 
 
 def _stalled(running: list[_Watched], timeout: float) -> StageFault:
-    """The stage that the others wait for: one inside a hook, if there is one."""
+    """The stage that the others wait for: one inside a hook, or it is not the observer's fault."""
     guilty = next((one for one in running if one.last["phase"] in HOOKS), running[-1])
     others = ", ".join(
         f"stage {one.stage} in {one.last['phase']}" for one in running if one is not guilty
     )
     waiting = f" ({others})" if others else ""
-    return guilty.fault("stalled", f"no sign of life for {timeout:g} s{waiting}")
+    code = "stalled" if guilty.last["phase"] in HOOKS else "stage"
+    return guilty.fault(code, f"no sign of life for {timeout:g} s{waiting}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ class TokenScores:
     entropy: float
     """Entropy of the whole distribution, in nats."""
     top_ids: tuple[int, ...]
-    """The likeliest tokens, likeliest first."""
+    """The likeliest tokens, likeliest first; none that the model excluded."""
     top_logprobs: tuple[float, ...]
 
 
@@ -79,22 +80,24 @@ class LogprobOutput:
                 f"{len(scored)} rows of scores for {len(batch.reqs)} requests with"
                 f" {len(commits)} commits"
             )
+        for commit in commits:
+            if commit is not None and len(commit.token_ids) != 1:
+                raise ValueError(
+                    f"{len(commit.token_ids)} tokens committed in one step, but one was scored"
+                )
         for request, commit, (logprob, entropy, ids, logprobs) in zip(
             batch.reqs, commits, scored, strict=True
         ):
             if commit is None:
                 continue
-            if len(commit.token_ids) != 1:
-                raise ValueError(
-                    f"{len(commit.token_ids)} tokens committed in one step, but one was scored"
-                )
+            likeliest = [(i, x) for i, x in zip(ids, logprobs, strict=True) if x != -math.inf]
             scores = TokenScores(
                 commit.output_index,
                 commit.token_ids[0],
                 logprob,
                 entropy,
-                tuple(ids),
-                tuple(logprobs),
+                tuple(i for i, _ in likeliest),
+                tuple(x for _, x in likeliest),
             )
             self.on_token(request, scores)
 
@@ -104,12 +107,14 @@ class LogprobObserver:
 
     They are those of the model's own distribution: of the logits before the grammar mask, the
     temperature and the other sampling parameters, computed in float32 (in float64 for float64
-    logits). Entries of -inf have the probability 0; a row of nothing else gives NaN.
+    logits). Entries of -inf have the probability 0; a row of nothing else gives NaN, and so does
+    one with +inf. One token for each request and step: not for speculative decoding.
 
     Args:
         top_k: how many of the likeliest tokens to report; no more than the vocabulary has.
         on_token: called on the first stage with the request and its `TokenScores`, for each
-            committed token. Without it they are kept by `request.rid`, until `take(rid)`.
+            committed token. Without it they are kept by `request.rid`, until `take(rid)`: call
+            that for aborted requests too, or they are kept for ever.
 
     Raises:
         ValueError: `top_k` is below 1.
@@ -134,7 +139,8 @@ class LogprobObserver:
         dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
         logprobs = torch.log_softmax(logits, dim=-1, dtype=dtype)
         # 0 * -inf would be NaN; an excluded token adds nothing to the entropy
-        entropies = -(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0)).sum(-1)
+        products = logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0)
+        entropies = -products.sum(-1) + 0.0  # + 0.0 so that it is never -0.0
         top = logprobs.topk(min(self.top_k, logprobs.shape[-1]), dim=-1)
         return logprobs, entropies, top.values, top.indices
 

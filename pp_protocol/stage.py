@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .boundary import PREFIX
+from .boundary import PREFIX, is_tensor
 from .codec import Pending, TensorRecord, records, recv_tensor_dict, send_tensor_dict
-from .conformance import CONSUME, unusable
+from .conformance import CONSUME, TO_PP_TENSORS, stored_in, unusable
 from .contract import CommittedTokens
 from .errors import type_name
 from .stage_process import Fault, PeerLost, Place, Plan
@@ -93,25 +93,34 @@ class Inputs:
 
     def __init__(self, target: str | None) -> None:
         self._call = None if target is None else load(target)
+        if self._call is not None and not callable(self._call):
+            raise Fault("inputs", f"{target} is {type_name(self._call)}, which cannot be called")
 
     def of(self, step: int, size: int) -> dict[str, Any]:
         """The callable's answer for a step, checked."""
         if self._call is None:
             return {}
         given = self._call(step, size)
-        if not isinstance(given, dict) or not set(given) <= set(self.KEYS):
-            raise Fault("inputs", f"it has to return a dict with any of {self.KEYS}")
+        if not isinstance(given, dict):
+            raise Fault("inputs", f"it returned {type_name(given)}, not a dict")
+        for key in given:
+            if key not in self.KEYS:
+                raise Fault("inputs", f"it returned {key!r}, which is none of {self.KEYS}")
         logits, batch = given.get("logits"), given.get("batch")
-        if logits is not None and not (
-            isinstance(logits, Tensor)
-            and logits.is_floating_point()
-            and logits.dim() == 2
-            and len(logits) == size
-        ):
-            raise Fault("inputs", f"logits have to be a float tensor [{size}, vocabulary]")
+        if logits is not None:
+            self._check_logits(logits, size)
         if batch is not None and len(batch.reqs) != size:
             raise Fault("inputs", f"batch.reqs has {len(batch.reqs)} requests, not {size}")
         return given
+
+    @staticmethod
+    def _check_logits(logits: object, size: int) -> None:
+        seen = type_name(logits)
+        if isinstance(logits, Tensor):
+            if logits.is_floating_point() and logits.dim() == 2 and len(logits) == size:
+                return
+            seen = f"{logits.dtype} {list(logits.shape)}"
+        raise Fault("inputs", f"logits are {seen}, not a float tensor [{size}, vocabulary]")
 
 
 class Stage:
@@ -180,6 +189,7 @@ class FirstStage(Stage):
         self.tokens = 0
         self.consumed = 0
         self.tensors: dict[str, dict[str, Any]] = {}
+        self.warned: dict[str, str] = {}
         slots: list[list[Request]] = [[] for _ in range(MICROBATCHES)]
         under_way: deque[tuple[int, Batch]] = deque()
         for step in range(self.plan.steps):
@@ -197,6 +207,7 @@ class FirstStage(Stage):
             "tokens": self.tokens,
             "consumed": self.consumed,
             "tensors": self.tensors,
+            "warned": self.warned,
         }
 
     def schedule(self, running: list[Request], step: int) -> Batch:
@@ -229,7 +240,10 @@ class FirstStage(Stage):
             raise Fault("stage", f"the result of step {message['step']} came for step {step}")
         self.compare(step, message)
         self.place.at("from_pp_tensors")
+        arrived = _auxiliary(message)
         output = pop_auxiliary_output_from_pp_tensors(message, self.observer)
+        if output is not None:
+            self.compare_rebuilt(output, arrived)
         copies: list[tuple[Tensor, Tensor]] = []
         host = None
         if output is not None:
@@ -238,12 +252,13 @@ class FirstStage(Stage):
             finding = unusable(host, CONSUME)
             if finding is not None:
                 what = f"copy_to_host gave {type_name(host)}, which {finding.found}"
-                raise Fault("host-output", f"{what}. {finding.advice}")
+                raise Fault("host-output", what, finding.advice)
         self.place.at("inputs")
         seen = self.inputs.of(step, len(batch.reqs)).get("batch", batch)
         self.place.at("commit")
         commits = self.commit(step, batch, message["next_token_ids"].tolist())
         if host is not None:
+            self.place.at("copy_to_host")
             for copy, tensor in copies:
                 copy.copy_(tensor)
             self.place.at("consume")
@@ -268,6 +283,21 @@ class FirstStage(Stage):
             raise Fault(
                 "altered-in-transit",
                 f"what arrived is not what was sent: {', '.join(map(repr, changed))}",
+            )
+
+    def compare_rebuilt(self, output: Any, arrived: dict[str, Tensor]) -> None:
+        """Hold what was rebuilt against what arrived, where the output can name its tensors."""
+        if unusable(output, TO_PP_TENSORS) is not None:
+            return  # a receiver need not be able to send
+        self.place.at("to_pp_tensors")
+        again: dict[str, Tensor] = {}
+        add_auxiliary_output_to_pp_tensors(again, output)
+        changed = set(records(_auxiliary(again))) ^ set(records(arrived))
+        if changed:
+            names = ", ".join(sorted({repr(record.name) for record in changed}))
+            self.warned["rebuilt-otherwise"] = (
+                f"from_pp_tensors gave {type_name(output)}, whose to_pp_tensors differs from what"
+                f" arrived in {names}"
             )
 
     def store_get(self, key: str) -> Any:
@@ -299,13 +329,14 @@ class LastStage(Stage):
         self.inputs = Inputs(self.plan.inputs)
         head = self.weights(HIDDEN, VOCABULARY) * 4
         self.buffer = torch.empty(0)
-        self.outputs = 0
-        self.warnings: dict[str, str] = {}
+        self.asked = self.active = self.with_state = self.outputs = 0
+        self.warned: dict[str, str] = {}
         while True:
             message = self.recv(self.stage - 1)
             if message["__msg_type__"] == "stop":
                 self.drain()
-                return {"outputs": self.outputs, "warnings": self.warnings}
+                counts = ("asked", "active", "with_state", "outputs", "warned")
+                return {name: getattr(self, name) for name in counts}
             step, requests = message["step"], message["requests"]
             self.place.at("inputs", step, requests)
             given = self.inputs.of(step, len(requests))
@@ -324,16 +355,8 @@ class LastStage(Stage):
         mask = torch.rand(logits.shape, generator=dice) < 0.5
         mask.scatter_(-1, logits.argmax(-1, keepdim=True), False)  # something stays allowed
         state = None
-        self.place.at("is_active")
-        if step % 5 != 3 and self.observer.is_active(info):  # the engine may skip it as well
-            self.place.at("before_grammar")
-            state = self.observer.before_grammar(logits, info)
-            if any(_shares_memory(tensor, self.buffer) for tensor in _tensors_in(state)):
-                self.warnings["aliased-state"] = (
-                    "what before_grammar returned is a view of the logits, so that after_sample"
-                    " sees them with the grammar mask written into them; keep a copy, or better"
-                    " what is computed from them"
-                )
+        if step % 5 != 3:  # an engine skips the observer now and then, for a batch of its own
+            state = self.before_the_mask(logits, info)
         self.place.at("sampler")
         logits.masked_fill_(mask, -torch.inf)
         probabilities = torch.softmax(logits.float(), -1).nan_to_num(1.0)
@@ -348,6 +371,8 @@ class LastStage(Stage):
             "__mb_slot__": slot,
             "step": step,
         }
+        if any(_shares_memory(tensor, self.buffer) for tensor in _tensors_in(output)):
+            raise _aliased(f"a tensor of {type_name(output)}")
         self.place.at("to_pp_tensors")
         add_auxiliary_output_to_pp_tensors(message, output)
         self.outputs += output is not None
@@ -359,21 +384,38 @@ class LastStage(Stage):
             old.name for old, new in zip(sent, records(auxiliary), strict=True) if old != new
         ]
         if aliased:
-            raise Fault(
-                "aliased-output",
-                f"{', '.join(map(repr, aliased))} changed when the engine used its logits buffer"
-                " again: it is a view of that buffer. Clone it, in before_grammar if the values"
-                " before the grammar mask are meant",
-            )
+            raise _aliased(", ".join(map(repr, aliased)))
         with self._peer("store", 0):
             self.store.set(f"sent/{step}", json.dumps(sent))
         return message
+
+    def before_the_mask(self, logits: Tensor, info: Any) -> Any:
+        """Ask the observer, as the engine does; None if it wants nothing of this step."""
+        self.asked += 1
+        self.place.at("is_active")
+        if not self.observer.is_active(info):
+            return None
+        self.active += 1
+        self.place.at("before_grammar")
+        kept = TensorRecord.of("logits", logits)
+        state = self.observer.before_grammar(logits, info)
+        if TensorRecord.of("logits", logits) != kept:
+            raise Fault("altered-logits", "before_grammar wrote into the logits")
+        self.with_state += state is not None
+        held = [*_tensors_in(state), *_tensors_in(self.observer)]
+        if any(_shares_memory(tensor, self.buffer) for tensor in held):
+            self.warned["aliased-state"] = (
+                "what before_grammar returned or kept is a view of the logits: after_sample sees"
+                " them with the grammar mask written into them"
+            )
+        return state
 
     def reused_buffer(self, source: Tensor) -> Tensor:
         """The rows of the one logits buffer, filled; its memory is used again in the next step."""
         rows, vocabulary = source.shape
         old = self.buffer
-        if old.dim() != 2 or old.shape[1] != vocabulary or len(old) < rows:
+        fits = old.dim() == 2 and old.shape[1] == vocabulary and len(old) >= rows
+        if not fits or old.dtype != source.dtype:
             self.buffer = torch.empty(max(rows, *BATCH_SIZES), vocabulary, dtype=source.dtype)
         return self.buffer[:rows].copy_(source)
 
@@ -391,16 +433,29 @@ def _later(tensor: Tensor, copies: list[tuple[Tensor, Tensor]]) -> Tensor:
     return copy
 
 
-def _tensors_in(state: Any) -> Iterator[Tensor]:
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, (tuple, list)):
-        for item in state:
-            yield from _tensors_in(item)
-    elif isinstance(state, dict):
-        yield from _tensors_in(list(state.values()))
-    elif hasattr(state, "__dataclass_fields__"):
-        yield from _tensors_in(list(vars(state).values()))
+def _aliased(what: str) -> Fault:
+    return Fault("aliased-output", f"{what} is a view of the logits, which the engine overwrites")
+
+
+def _tensors_in(held: Any) -> list[Tensor]:
+    """The tensors that an object holds, as far as can be seen without running its code."""
+    found: list[Tensor] = []
+    seen: set[int] = set()
+    left: list[Any] = [held]
+    while left and len(seen) < 1000:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if is_tensor(one):
+            found.append(one)
+        elif type(one) in (tuple, list, set, frozenset, deque):
+            left += one
+        elif type(one) is dict:
+            left += one.values()
+        else:
+            left += stored_in(one)
+    return found
 
 
 def _shares_memory(tensor: Tensor, buffer: Tensor) -> bool:

@@ -42,9 +42,9 @@ class Plan:
 class Fault(Exception):  # noqa: N818  # of the observer, not of this program
     """Something that the pipeline itself found to be wrong with the observer."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, advice: str = "") -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.advice = code, advice
 
 
 class PeerLost(Exception):  # noqa: N818  # says what happened
@@ -76,21 +76,44 @@ class Place:
         if isinstance(error, PeerLost):
             self.tell("peer-lost", message=str(error))
             return
-        found_here = isinstance(error, (Fault, PPProtocolError))
-        if found_here:
-            code = error.code  # type: ignore[attr-defined]  # both have one
+        code, where, advice = "stage", _frames_of_the_user(error), ""
+        name, message = type_name(error), _shortened(_text_of(error))
+        if isinstance(error, PPProtocolError) and type(error.code) is str:
+            code, where, advice = error.code, [], error.advice
+            message = message.removesuffix(f" {advice} [{code}]")
+        elif isinstance(error, Fault):
+            code, where, advice, name = error.code, [], error.advice, ""
         elif self.phase in HOOKS:
             code = "observer-raised"
-        else:
-            code = "inputs" if self.phase == "inputs" else "stage"
+        elif self.phase == "inputs":
+            code = "inputs"
         self.tell(
             "failed",
             code=code,
-            error=type_name(error),
-            message=str(error),
-            notes=[str(note) for note in getattr(error, "__notes__", ())],
-            where=[] if found_here else _frames_of_the_user(error),
+            error=name,
+            message=message,
+            advice=advice,
+            notes=_notes_of(error),
+            where=where,
         )
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:  # it is the user's code that makes the text
+        return f"(its message cannot be read: {type_name(second)})"
+
+
+def _notes_of(error: BaseException) -> list[str]:
+    notes = getattr(error, "__notes__", ())
+    if type(notes) not in (list, tuple):
+        return []
+    return [_shortened(note) for note in notes if type(note) is str]
+
+
+def _shortened(text: str, most: int = 2000) -> str:
+    return text if len(text) <= most else f"{text[:most]} … ({len(text)} characters)"
 
 
 def _frames_of_the_user(error: BaseException) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 from observers import Observer, Output
 from torch import Tensor
 
-from pp_protocol import stage
+from pp_protocol import PPCapableObserver, stage
 
 CLAIMED_INFO = types.SimpleNamespace(kind="the test's own")
 
@@ -36,6 +36,138 @@ class AliasedState(Observer):
 
     def after_sample(self, state: Any, token_ids: Tensor) -> Any:
         return Output({"x": state["kept"][0] + 1})
+
+
+class StridedAlias(AliasedOutput):
+    """add_… would make a copy of it; without pipeline parallelism nobody does."""
+
+    def after_sample(self, state: Any, token_ids: Tensor) -> Any:
+        return Output({"x": state[:, ::2]})
+
+
+class HiddenAlias(AliasedOutput):
+    """Only what it sends shows that it is a view."""
+
+    def after_sample(self, state: Any, token_ids: Tensor) -> Any:
+        output = Output({})
+        output.to_pp_tensors = (lambda hidden: lambda: {"hidden": hidden[0]})(state)
+        return output
+
+
+class WritesLogits(Observer):
+    def before_grammar(self, logits: Tensor, sampling_info: Any) -> Any:
+        return logits.mul_(2).sum(-1)
+
+
+class AliasedAttribute(Observer):
+    def before_grammar(self, logits: Tensor, sampling_info: Any) -> Any:
+        self.kept = logits
+        return True
+
+    def after_sample(self, state: Any, token_ids: Tensor) -> Any:
+        return Output({"x": self.kept.sum(-1)})
+
+
+class AliasedNamespace(Observer):
+    def before_grammar(self, logits: Tensor, sampling_info: Any) -> Any:
+        return types.SimpleNamespace(logits=logits)
+
+    def after_sample(self, state: Any, token_ids: Tensor) -> Any:
+        return Output({"x": state.logits.sum(-1)})
+
+
+class Slotted:
+    __slots__ = ("absent", "kept")
+
+    def __init__(self, kept: Any) -> None:
+        self.kept = kept
+
+
+class SlottedState(Observer):
+    def before_grammar(self, logits: Tensor, sampling_info: Any) -> Any:
+        return Slotted(logits.sum(-1))
+
+    def after_sample(self, state: Any, token_ids: Tensor) -> Any:
+        return Output({"x": state.kept})
+
+
+class CyclicState(Observer):
+    def before_grammar(self, logits: Tensor, sampling_info: Any) -> Any:
+        state: list[Any] = [logits.sum(-1)]
+        state.append(state)
+        return state
+
+    def after_sample(self, state: Any, token_ids: Tensor) -> Any:
+        return Output({"x": state[0]})
+
+
+class NoState(Observer):
+    def before_grammar(self, logits: Tensor, sampling_info: Any) -> Any:
+        pass
+
+
+class Swaps(Observer):
+    def after_sample(self, state: Any, token_ids: Tensor) -> Any:
+        return Output({"one": state, "two": state + 1})
+
+    def from_pp_tensors(self, tensors: Any) -> Any:
+        return Output({"one": tensors["two"], "two": tensors["one"]})
+
+
+class Forgets(Swaps):
+    def from_pp_tensors(self, tensors: Any) -> Any:
+        return Output({"one": tensors["one"]})
+
+
+class UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+class RaisesUnreadable(Observer):
+    def is_active(self, sampling_info: Any) -> bool:
+        error = UnreadableError()
+        error.__notes__ = None
+        raise error
+
+
+class RealTimeSignal(Observer):
+    def is_active(self, sampling_info: Any) -> bool:
+        os.kill(os.getpid(), 40)
+
+
+class DiesAndLeavesAChild(Observer):
+    """The child holds everything open that its parent has."""
+
+    def is_active(self, sampling_info: Any) -> bool:
+        if os.fork() == 0:
+            time.sleep(20)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class CopiesMeta(Observer):
+    def from_pp_tensors(self, tensors: Any) -> Any:
+        output = Output(tensors)
+        host = Output({})
+        output.copy_to_host = lambda copy: copy(torch.ones(2, device="meta")) is None or host
+        return output
+
+
+class ExitsWhenMade(Observer):
+    def __init__(self) -> None:
+        sys.exit(0)
+
+
+class Abstract(PPCapableObserver):
+    def is_active(self, sampling_info: Any) -> bool:
+        return True
+
+    def before_gramar(self, logits: Tensor, sampling_info: Any) -> Any:
+        return logits
+
+    def after_sample(self, state: Any, token_ids: Tensor) -> Any:
+        return None
 
 
 class Unsupported(Observer):

@@ -118,7 +118,8 @@ def test_every_code_that_can_be_raised_or_found_is_in_the_catalogue() -> None:
         found |= set(re.findall(r'(?:Fault|_add|\.fault)\(\s*(?:part, )?"([a-z-]+)"', text))
         found |= set(re.findall(r'(?:code = )"([a-z-]+)"', text))
         found |= set(re.findall(r'code = .* else "([a-z-]+)"', text))
-        found |= set(re.findall(r'warnings\["([a-z-]+)"\]', text))
+        found |= set(re.findall(r'warned\["([a-z-]+)"\]', text))
+        found |= set(re.findall(r'code, where, advice = "([a-z-]+)"', text))
     assert found > raised
     assert (found | raised) - {"pp-protocol"} == set(CATALOGUE)
     for entry in CATALOGUE.values():

@@ -30,7 +30,14 @@ def run(observer: str, **options) -> PipelineReport:
 NOTE = ("given 'logsumexp'",) if sys.version_info >= (3, 11) else ()  # add_note came then
 FAULTS = {
     # observer: code, stage, phase, step, what the report says
-    "AliasedOutput": ("aliased-output", 1, "compare", 0, ("'all_logits' changed", "Clone it")),
+    "AliasedOutput": ("aliased-output", 1, "after_sample", 0, ("observers.Output is a view of",)),
+    "StridedAlias": ("aliased-output", 1, "after_sample", 0, ("observers.Output is a view of",)),
+    "HiddenAlias": ("aliased-output", 1, "compare", 0, ("'hidden' is a view of the logits",)),
+    "WritesLogits": ("altered-logits", 1, "before_grammar", 0, ("wrote into the logits",)),
+    "RaisesUnreadable": ("observer-raised", 1, "is_active", 0, ("Unreadable", "cannot be read")),
+    "RealTimeSignal": ("stage-died", 1, "is_active", 0, ("ended by signal 40",)),
+    "DiesAndLeavesAChild": ("stage-died", 1, "is_active", 0, ("ended by SIGKILL",)),
+    "CopiesMeta": ("observer-raised", 0, "copy_to_host", 0, ("meta",)),
     "Unsupported": (
         "unsupported-observer",
         0,
@@ -39,7 +46,7 @@ FAULTS = {
         ("Unsupported has from_pp_tensors set to None", "UnsupportedObserverError"),
     ),
     "NotRebuilt": ("reconstruction", 0, "from_pp_tensors", 0, ("NotRebuilt returned None",)),
-    "NoHostOutput": ("host-output", 0, "copy_to_host", 0, ("NoneType", "consume(batch, commits)")),
+    "NoHostOutput": ("host-output", 0, "copy_to_host", 0, ("NoneType, which has no consume",)),
     "Sparse": ("unsupported-tensor", 1, "to_pp_tensors", 0, ("'scores' cannot be", "sparse_coo")),
     "RaisesBeforeGrammar": (
         "observer-raised",
@@ -97,6 +104,12 @@ def test_a_stage_that_waits_for_ever_is_named_and_ended() -> None:
     assert "stage 0 in recv" in fault.message
 
 
+def test_a_machine_that_is_too_slow_is_not_the_observer_s_fault() -> None:
+    (fault,) = run("Good", timeout=0.2).faults
+    assert fault.code == "stage"
+    assert "no sign of life for 0.2 s" in fault.message
+
+
 def test_a_failing_stage_ends_the_run_within_ten_seconds_though_a_peer_does_not_listen() -> None:
     started = time.monotonic()
     report = run("FailsWhileAPeerIsStubborn", stages=3)
@@ -145,10 +158,31 @@ def test_a_state_that_is_a_view_of_the_logits_is_a_warning() -> None:
     assert set(report.warnings) <= set(CATALOGUE)
 
 
-def test_an_observer_that_is_never_active_gives_no_output() -> None:
-    report = run("Inactive", steps=3)
+@pytest.mark.parametrize("kept", ["AliasedAttribute", "AliasedNamespace"])
+def test_a_view_of_the_logits_is_found_wherever_it_is_kept(kept) -> None:
+    assert list(run(kept, steps=1).warnings) == ["aliased-state"]
+
+
+@pytest.mark.parametrize("state", ["SlottedState", "CyclicState"])
+def test_a_state_of_any_shape_is_no_fault(state) -> None:
+    report = run(state, steps=2)
+    assert (report.faults, report.warnings, report.outputs) == ([], {}, 2)
+
+
+@pytest.mark.parametrize("observer", ["Swaps", "Forgets"])
+def test_a_rebuilt_output_that_names_something_else_is_a_warning(observer) -> None:
+    report = run(observer, steps=1)
     assert report.ok
-    assert report.outputs == 0
+    assert list(report.warnings) == ["rebuilt-otherwise"]
+    assert "'two'" in report.warnings["rebuilt-otherwise"]
+
+
+def test_an_observer_that_is_never_active_gives_no_output() -> None:
+    report = run("Inactive", steps=5)
+    assert report.ok
+    assert (report.asked, report.active, report.with_state, report.outputs) == (4, 0, 0, 0)
+    report = run("NoState", steps=5)
+    assert (report.asked, report.active, report.with_state, report.outputs) == (4, 4, 0, 0)
 
 
 def test_inputs_bring_the_engine_s_own_objects() -> None:
@@ -159,7 +193,10 @@ def test_inputs_bring_the_engine_s_own_objects() -> None:
 
 @pytest.mark.parametrize(
     ("inputs", "part"),
-    [("raising_inputs", "no recording to be found"), ("wrong_inputs", "float tensor [3, vocabul")],
+    [
+        ("raising_inputs", "no recording to be found"),
+        ("wrong_inputs", "float32 [4, 7], not a float tensor [3"),
+    ],
 )
 def test_inputs_that_fail_are_not_the_observer_s_fault(inputs, part) -> None:
     report = run("Good", inputs=f"pipeline_observers:{inputs}")
@@ -172,7 +209,7 @@ def test_a_class_or_a_factory_can_be_given_instead_of_its_name() -> None:
     assert run_pipeline(pipeline_observers.factory, steps=1).outputs == 1
 
 
-@pytest.mark.parametrize("options", [{"stages": 1}, {"steps": 0}, {"timeout": 0}])
+@pytest.mark.parametrize("options", [{"stages": 1}, {"steps": 0}, {"timeout": 0}, {"seed": -1}])
 def test_a_pipeline_that_cannot_be_is_refused(options) -> None:
     with pytest.raises(ValueError, match="at least 2 stages"):
         run("Good", **options)

@@ -622,13 +622,13 @@ def test_an_exception_of_the_output_comes_out_unchanged_with_a_note(member) -> N
 
 def test_an_exception_that_takes_no_note_comes_out_unchanged_all_the_same() -> None:
     @dataclasses.dataclass(frozen=True)
-    class Frozen(Exception):
+    class FrozenError(Exception):
         number: int
 
-    class Odd(Exception):
+    class OddError(Exception):
         __notes__ = ()
 
-    for error in (Frozen(3), Odd()):
+    for error in (FrozenError(3), OddError()):
         member = property(lambda self, error=error: (_ for _ in ()).throw(error))
         both = type("B", (), {"from_pp_tensors": member, "to_pp_tensors": member})()
         with pytest.raises(type(error)) as caught:

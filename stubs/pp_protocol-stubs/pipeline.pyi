@@ -14,6 +14,7 @@ class StageFault:
     requests: tuple[str, ...]
     error: str
     message: str
+    advice: str = ""
     notes: tuple[str, ...] = ()
     where: tuple[str, ...] = ()
 
@@ -27,6 +28,9 @@ class PipelineReport:
     requests: int = 0
     tokens: int = 0
     outputs: int = 0
+    asked: int = 0
+    active: int = 0
+    with_state: int = 0
     tensors: dict[str, dict[str, Any]] = field(default_factory=dict)
     @property
     def ok(self) -> bool: ...
