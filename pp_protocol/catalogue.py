@@ -174,6 +174,27 @@ CATALOGUE: dict[str, Entry] = {
         "Read the message; run the command with --reference to see whether it is the machine.",
         "Run pp-protocol check --reference where the tests run.",
     ),
+    "static": Entry(
+        "mypy finds that the observer does not satisfy PPCapableObserver, by its annotations.",
+        (
+            "A result that is Optional, a Tensor or a coroutine; a parameter of dict[str, Tensor].",
+            "The output of after_sample has no to_pp_tensors.",
+        ),
+        "Change the member that mypy names so that it fits what it expected.",
+        "Run mypy on the plug-in, with: observer: PPCapableObserver = MyObserver().",
+    ),
+    "static-unseen": Entry(
+        "mypy did not look at the observer, or not at all of it.",
+        ("Methods have no annotations.", "The package of the plug-in ships no py.typed."),
+        "Annotate the four methods; put a py.typed into the package.",
+        "Run pp-protocol check --require static in CI.",
+    ),
+    "static-not-run": Entry(
+        "mypy could not be run.",
+        ("It is not installed.", "Its configuration has an error."),
+        "Install it: pip install 'pp-protocol[mypy]'.",
+        "Run pp-protocol check --require static in CI.",
+    ),
     "target": Entry(
         "The target could not be had: no such module or attribute, or it raised.",
         ("The module is not installed and not in the working directory.", "It needs arguments."),

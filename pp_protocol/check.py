@@ -16,11 +16,13 @@ OK, FAILS, CANNOT = "ok", "fails", "cannot"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found."""
+    """One thing that was found, and where in the user's code if that is known."""
 
     code: str
     found: str
     advice: str
+    file: str = ""
+    line: int = 0
 
 
 @dataclass
@@ -44,6 +46,8 @@ class Options:
     seed: int = 0
     timeout: float = 60.0
     inputs: str | None = None
+    require: tuple[str, ...] = ()
+    """Parts that must run and find nothing unchecked."""
 
 
 Tell = Callable[[str], None]
@@ -53,11 +57,13 @@ def check_target(target: str, options: Options, tell: Tell) -> list[Part]:
     """Check one target, part by part, and stop where the next part would say nothing new."""
     parts: list[Part] = []
     observer: Any = None
-    for name in ("load", "conformance", "pipeline"):
+    for name in ("load", "static", "conformance", "pipeline"):
         part = Part(name)
         started = time.monotonic()
         if name == "load":
             observer = _load(target, options, part)
+        elif name == "static":
+            _static(target, observer, options, part, tell)
         elif name == "conformance":
             _conformance(observer, part)
             observer = None
@@ -66,15 +72,56 @@ def check_target(target: str, options: Options, tell: Tell) -> list[Part]:
         part.seconds = time.monotonic() - started
         parts.append(part)
         tell(f"  {name:<12} {part.verdict:<7} {part.seconds:5.1f} s  {part.summary}")
-        if part.verdict != OK:
+        if part.verdict != OK and name != "static":
             break
     return parts
 
 
-def _add(part: Part, code: str, found: str, advice: str | None = None) -> None:
+def _add(
+    part: Part, code: str, found: str, advice: str | None = None, where: tuple[str, int] = ("", 0)
+) -> None:
     from .catalogue import CATALOGUE
 
-    part.findings.append(Finding(code, found, advice or CATALOGUE[code].fix))
+    part.findings.append(Finding(code, found, advice or CATALOGUE[code].fix, *where))
+
+
+def _static(target: str, observer: Any, options: Options, part: Part, tell: Tell) -> None:
+    from . import static
+    from .catalogue import CATALOGUE
+
+    required = "static" in options.require
+    if not static.mypy_is_there():
+        part.summary = "not run: mypy is not installed"
+        if required:
+            part.verdict = CANNOT
+            _add(part, "static-not-run", "mypy is not installed, and --require static asks for it")
+        return
+    if not static.cache_directory().exists():
+        tell("  static       mypy reads torch; this takes long the first time only")
+    try:
+        said = static.ask_mypy(target, observer)
+    except RuntimeError as error:
+        part.verdict, part.summary = (CANNOT if required else OK), "not run: mypy failed"
+        put = part.findings if required else part.warnings
+        put.append(Finding("static-not-run", str(error), CATALOGUE["static-not-run"].fix))
+        return
+    for message in said.of_the_observer:
+        _add(part, "static", message.text, None, (message.file, message.line))
+    elsewhere = "mypy says so of what the target imports; it does not decide the verdict."
+    part.warnings += [
+        Finding("static", message.text, elsewhere, message.file, message.line)
+        for message in said.elsewhere
+    ]
+    if said.unseen:
+        put = part.findings if required else part.warnings
+        where = static.where_defined(observer, "")
+        found = f"not checked: {said.unseen}"
+        put.append(Finding("static-unseen", found, CATALOGUE["static-unseen"].fix, *where))
+    part.verdict = FAILS if part.findings else OK
+    wrong = len(said.of_the_observer)
+    part.summary = f"mypy: {wrong} error{'s' * (wrong > 1)}" if wrong else "mypy: no error"
+    if said.unseen:
+        part.summary = f"not checked: {said.unseen}"
 
 
 def _load(target: str, options: Options, part: Part) -> Any:
@@ -100,12 +147,15 @@ def _load(target: str, options: Options, part: Part) -> Any:
 
 
 def _conformance(observer: Any, part: Part) -> None:
+    from .static import where_defined
+
     members = (IS_ACTIVE, BEFORE_GRAMMAR, AFTER_SAMPLE, FROM_PP_TENSORS)
     for member in members:
         finding = unusable(observer, member)
         if finding is not None:
             code = "unsupported-observer" if member is FROM_PP_TENSORS else "unsupported-hook"
-            _add(part, code, f"{type_name(observer)} {finding.found}", finding.advice)
+            found = f"{type_name(observer)} {finding.found}"
+            _add(part, code, found, finding.advice, where_defined(observer, member.name))
     wrong = len(part.findings)
     part.verdict = FAILS if wrong else OK
     part.summary = f"{len(members) - wrong} of {len(members)} members can be called"
@@ -137,7 +187,9 @@ def _pipeline(target: str, options: Options, part: Part, tell: Tell) -> None:
     ]
     for fault in report.faults:
         code = fault.code if fault.code in CATALOGUE else "observer-raised"
-        _add(part, code, str(fault).removeprefix(f"[{fault.code}] "), fault.advice)
+        where = (fault.where[-1].rpartition(" in ")[0] if fault.where else "").rpartition(":")
+        place = (where[0], int(where[2])) if where[0] else ("", 0)
+        _add(part, code, str(fault).removeprefix(f"[{fault.code}] "), fault.advice, place)
     names = f"{len(report.tensors)} {'name' if len(report.tensors) == 1 else 'names'}"
     part.summary = (
         f"{report.stages} stages, {report.outputs} outputs (tensors of {names}) in"

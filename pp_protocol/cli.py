@@ -6,7 +6,6 @@ import argparse
 import os
 import signal
 import sys
-import textwrap
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -37,6 +36,14 @@ the same arguments. It returns any of
   sampling_info  what is_active and before_grammar are given
   batch          what consume is given; has .reqs, a list of batch_size requests
 and what it does not return is the pipeline's own.
+
+The static part asks mypy, with your own configuration, whether the observer satisfies
+PPCapableObserver against the stubs that ship with pp-protocol; install pp-protocol[mypy] for it.
+
+--format json prints one object: {"version": 1, "status": exit status, "targets": [{"target",
+"verdict", "parts": [{"name", "verdict", "summary", "seconds", "findings": [...], "warnings":
+[...]}]}]}, each finding {"code", "found", "advice", "file", "line"}, with "" and 0 where the place
+is not known. --format github prints workflow annotations on the file and line of your code.
 
 Without TARGET and --reference the targets are those of pyproject.toml in the working directory:
   [tool.pp-protocol]
@@ -118,6 +125,20 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="without a sign of life from any stage (60)",
     )
+    check.add_argument(
+        "--require",
+        action="append",
+        choices=["static"],
+        default=[],
+        metavar="PART",
+        help="fail if this part (static) cannot run, or leaves something unchecked",
+    )
+    check.add_argument(
+        "--format",
+        choices=["text", "json", "github"],
+        default="text",
+        help="of the result; json and github leave the progress to standard error (text)",
+    )
     return parser
 
 
@@ -138,22 +159,34 @@ def _check(arguments: argparse.Namespace) -> int:
     if not targets:
         targets = _configured_targets()
     from .check import CANNOT, FAILS, Options, check_target
+    from .formats import FORMATS
 
     options = Options(
-        arguments.stages, arguments.steps, arguments.seed, arguments.timeout, arguments.inputs
+        arguments.stages,
+        arguments.steps,
+        arguments.seed,
+        arguments.timeout,
+        arguments.inputs,
+        tuple(arguments.require),
     )
+    tell = _tell if arguments.format == "text" else _tell_aside
     results = {}
     for target in dict.fromkeys(targets):
-        _tell(target)
-        results[target] = check_target(target, options, _tell)
-    _tell("")
-    _tell(_table(results))
+        tell(target)
+        results[target] = check_target(target, options, tell)
+    tell("")
     verdicts = {part.verdict for parts in results.values() for part in parts}
-    return 1 if FAILS in verdicts else 2 if CANNOT in verdicts else 0
+    status = 1 if FAILS in verdicts else 2 if CANNOT in verdicts else 0
+    _tell(FORMATS[arguments.format](results, status))
+    return status
 
 
 def _tell(line: str) -> None:
     print(line, flush=True)
+
+
+def _tell_aside(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _configured_targets() -> list[str]:
@@ -188,25 +221,3 @@ def _configured_targets() -> list[str]:
     if not targets:
         raise NothingToCheck(f"{nothing}, or list targets under [tool.pp-protocol] in {path}")
     return targets
-
-
-def _table(results: dict[str, list[Any]]) -> str:
-    lines = []
-    for target, parts in results.items():
-        last = parts[-1]
-        lines.append(f"{last.verdict:<7} {target}: {last.summary}")
-        for part in parts:
-            for kind, findings in (("", part.findings), ("warning: ", part.warnings)):
-                for finding in findings:
-                    lines += _wrapped(f"[{finding.code}] ", kind + finding.found)
-                    lines += _wrapped("to do: ", finding.advice)
-    return "\n".join(lines)
-
-
-def _wrapped(label: str, text: str) -> list[str]:
-    first, *rest = text.split("\n")
-    indent = " " * 8
-    return [
-        *textwrap.wrap(label + first, 100, initial_indent=indent, subsequent_indent=indent + "  "),
-        *(f"{indent}  {line.strip()}" for line in rest),
-    ]

@@ -76,7 +76,7 @@ def make_observer(target: str | Callable[[], Any]) -> Any:
         IncompleteError: the class has abstract methods.
     """
     found = load(target) if isinstance(target, str) else target
-    if not _is_recipe(found):
+    if not called_for(found):
         return found
     if isinstance(found, type) and getattr(found, "__abstractmethods__", None):
         raise IncompleteError(found)
@@ -93,7 +93,7 @@ def make_observer(target: str | Callable[[], Any]) -> Any:
     return made
 
 
-def _is_recipe(found: Any) -> bool:
+def called_for(found: Any) -> bool:
     """Whether it has to be called to get the observer: a class, or a factory of any kind."""
     if isinstance(found, (type, FunctionType, MethodType)):
         return True
