@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: check test lint types suite clean
+.PHONY: check test lint types suite bench clean
 
 check: .venv/installed
 	$(BIN)/pp-protocol check --reference
@@ -25,6 +25,9 @@ suite: .venv/installed
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+bench: .venv/installed
+	$(BIN)/python -W ignore tests/benchmarks/boundary.py
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .boundary import PREFIX as PREFIX
+    from .boundary import pp_boundary as pp_boundary
     from .conformance import is_pp_observer as is_pp_observer
     from .conformance import is_pp_output as is_pp_output
     from .conformance import require_pp_observer as require_pp_observer
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from .contract import PPCapableObserver as PPCapableObserver
     from .contract import PPCapableOutput as PPCapableOutput
     from .contract import SamplingObserver as SamplingObserver
+    from .errors import ConformanceError as ConformanceError
+    from .errors import ContractViolationError as ContractViolationError
     from .errors import DuplicateTensorError as DuplicateTensorError
     from .errors import EmptyOutputError as EmptyOutputError
     from .errors import MissingObserverError as MissingObserverError
@@ -34,6 +37,10 @@ if TYPE_CHECKING:
     from .errors import UnsupportedOutputError as UnsupportedOutputError
     from .errors import UnsupportedTensorError as UnsupportedTensorError
     from .errors import WireError as WireError
+    from .reports import ConformanceReport as ConformanceReport
+    from .reports import Problem as Problem
+    from .reports import check_observer as check_observer
+    from .reports import check_output as check_output
     from .transport import add_auxiliary_output_to_pp_tensors as add_auxiliary_output_to_pp_tensors
     from .transport import discard_auxiliary_output as discard_auxiliary_output
     from .transport import has_auxiliary_output as has_auxiliary_output
@@ -42,7 +49,7 @@ if TYPE_CHECKING:
     )
 
 _HOME = {
-    "boundary": ("PREFIX",),
+    "boundary": ("PREFIX", "pp_boundary"),
     "conformance": ("is_pp_observer", "is_pp_output", "require_pp_observer", "require_pp_output"),
     "contract": (
         "CommittedTokens",
@@ -55,6 +62,8 @@ _HOME = {
         "SamplingObserver",
     ),
     "errors": (
+        "ConformanceError",
+        "ContractViolationError",
         "DuplicateTensorError",
         "EmptyOutputError",
         "MissingObserverError",
@@ -67,6 +76,7 @@ _HOME = {
         "UnsupportedTensorError",
         "WireError",
     ),
+    "reports": ("ConformanceReport", "Problem", "check_observer", "check_output"),
     "transport": (
         "add_auxiliary_output_to_pp_tensors",
         "discard_auxiliary_output",

@@ -7,9 +7,10 @@ that beartype's own violation, which calls `repr` on the user's object, is never
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from types import CoroutineType, MethodType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, overload
 
 from beartype import beartype
 from beartype.vale import Is
@@ -31,6 +32,7 @@ from .errors import (
     UnsupportedObserverError,
     type_name,
 )
+from .guarding import beartype_is_off, guarded
 
 PREFIX = "__sampling_observer_output__."
 """What the keys of auxiliary tensors begin with in the dict between stages: SGLang's wire."""
@@ -55,7 +57,7 @@ def _can_rebuild(observer: object) -> bool:
             "Install on the first stage the observer that the last stage has, or call"
             " discard_auxiliary_output(tensors) where its output is not wanted.",
         )
-    raise UnsupportedObserverError.about(type_name(observer), *finding)
+    raise UnsupportedObserverError.about(type_name(observer), finding.found, finding.advice)
 
 
 def _is_output(output: object) -> bool:
@@ -63,15 +65,6 @@ def _is_output(output: object) -> bool:
     if finding is None:
         return True
     raise Refused(output, finding)
-
-
-def beartype_is_off() -> bool:
-    """Whether beartype decorates nothing: under `-O`, or by the variable PYTHONOPTIMIZE."""
-
-    def probe(x: int) -> int:
-        return x
-
-    return beartype(probe) is probe
 
 
 @beartype
@@ -97,7 +90,7 @@ def rebuild(
         names = ", ".join(repr(str.removeprefix(key, PREFIX)) for key in keys)
         add_note(error, f"raised by {type_name(observer)}.from_pp_tensors, given {names}")
         raise
-    raise UnsupportedObserverError.about(type_name(observer), *finding)
+    raise UnsupportedObserverError.about(type_name(observer), finding.found, finding.advice)
 
 
 if beartype_is_off():
@@ -168,3 +161,32 @@ def close_quietly(result: object) -> None:
     """End a coroutine that will not be awaited, so that Python does not warn of it."""
     if type(result) is CoroutineType:
         result.close()
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@overload
+def pp_boundary(function: _F, /) -> _F: ...
+@overload
+def pp_boundary(function: None = None, /) -> Callable[[_F], _F]: ...
+def pp_boundary(function: Any = None, /) -> Any:
+    """Enforce the Protocols of this package in the signature of an engine's own function.
+
+    Every parameter, and the result, that is annotated with one of them (also in `Optional`, in
+    `| None`, in `Annotated`, subscripted, on `*args` or `**kwargs`) is checked when the function is
+    called; every other annotation is left alone and need not even be resolvable. What is awaited
+    or iterated stays so; the result of a generator is not checked.
+
+    Raises:
+        TypeError: when decorated: there is nothing to check; an annotation that names one of the
+            Protocols cannot be resolved, or allows other types too; it is no function.
+        MissingObserverError, UnsupportedObserverError, UnsupportedOutputError,
+            ReconstructionError: when called: the error that speaks of the Protocol.
+        ContractViolationError: when called, where none does.
+    """
+    if function is None:
+        return pp_boundary
+    if isinstance(function, (staticmethod, classmethod)):
+        return type(function)(pp_boundary(function.__func__))
+    return guarded(function)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .conformance import AFTER_SAMPLE, BEFORE_GRAMMAR, FROM_PP_TENSORS, IS_ACTIVE, unusable
+from .conformance import FROM_PP_TENSORS
 from .errors import type_name
+from .reports import check_observer, where_defined
 from .targets import IncompleteError, TargetError, load, make_observer
 
 OK, FAILS, CANNOT = "ok", "fails", "cannot"
@@ -114,7 +115,7 @@ def _static(target: str, observer: Any, options: Options, part: Part, tell: Tell
     ]
     if said.unseen:
         put = part.findings if required else part.warnings
-        where = static.where_defined(observer, "")
+        where = where_defined(observer, "")
         found = f"not checked: {said.unseen}"
         put.append(Finding("static-unseen", found, CATALOGUE["static-unseen"].fix, *where))
     part.verdict = FAILS if part.findings else OK
@@ -147,18 +148,14 @@ def _load(target: str, options: Options, part: Part) -> Any:
 
 
 def _conformance(observer: Any, part: Part) -> None:
-    from .static import where_defined
-
-    members = (IS_ACTIVE, BEFORE_GRAMMAR, AFTER_SAMPLE, FROM_PP_TENSORS)
-    for member in members:
-        finding = unusable(observer, member)
-        if finding is not None:
-            code = "unsupported-observer" if member is FROM_PP_TENSORS else "unsupported-hook"
-            found = f"{type_name(observer)} {finding.found}"
-            _add(part, code, found, finding.advice, where_defined(observer, member.name))
-    wrong = len(part.findings)
-    part.verdict = FAILS if wrong else OK
-    part.summary = f"{len(members) - wrong} of {len(members)} members can be called"
+    report = check_observer(observer)
+    for problem in report.problems:
+        found = f"{report.subject} {problem.found}; expected {problem.expected}"
+        put = part.findings if problem.severity == "error" else part.warnings
+        put.append(Finding(problem.code, found, problem.advice, problem.file, problem.line))
+    wrong, members = len(report.errors), 4
+    part.verdict = OK if report.ok else FAILS
+    part.summary = f"{members - wrong} of {members} members can be called"
 
 
 def _pipeline(target: str, options: Options, part: Part, tell: Tell) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from . import __version__
@@ -61,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _terminated)
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch, without numpy
     try:
-        return _check(arguments)
+        run: Callable[[argparse.Namespace], int] = arguments.run
+        return run(arguments)
     except NothingToCheck as error:
         print(f"pp-protocol: {error}", file=sys.stderr)
         return 2
@@ -98,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXIT_STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    check.set_defaults(run=_check)
     check.add_argument("targets", nargs="*", metavar="TARGET", help="module:attribute")
     check.add_argument(
         "--reference", action="store_true", help="check the package's own reference observer"
@@ -139,6 +142,16 @@ def _parser() -> argparse.ArgumentParser:
         default="text",
         help="of the result; json and github leave the progress to standard error (text)",
     )
+    explain = commands.add_parser(
+        "explain",
+        help="say what a code means, and what to do about it",
+        description=(
+            "For a code, as errors and checks print it: when it happens, usual causes, how to fix"
+            " it, how to prevent it, how to check before. Without one: the list of all codes."
+        ),
+    )
+    explain.set_defaults(run=_explain)
+    explain.add_argument("code", nargs="?", metavar="CODE", help="unsupported-observer, for one")
     return parser
 
 
@@ -165,7 +178,7 @@ def _check(arguments: argparse.Namespace) -> int:
         arguments.stages,
         arguments.steps,
         arguments.seed,
-        arguments.timeout,
+        float(arguments.timeout),
         arguments.inputs,
         tuple(arguments.require),
     )
@@ -179,6 +192,21 @@ def _check(arguments: argparse.Namespace) -> int:
     status = 1 if FAILS in verdicts else 2 if CANNOT in verdicts else 0
     _tell(FORMATS[arguments.format](results, status))
     return status
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from .catalogue import CATALOGUE, explained, listed
+
+    if arguments.code is None:
+        _tell(listed())
+        return 0
+    if arguments.code not in CATALOGUE:
+        near = difflib.get_close_matches(arguments.code, CATALOGUE, 3, 0.5)
+        meant = f"; did you mean {' or '.join(near)}?" if near else ""
+        print(f"pp-protocol: no code is {arguments.code!r}{meant}", file=sys.stderr)
+        return 2
+    _tell(explained(arguments.code))
+    return 0
 
 
 def _tell(line: str) -> None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 
-class TensorRecord(NamedTuple):
+@dataclass(frozen=True)
+class TensorRecord:
     """What one tensor is, down to its bytes."""
 
     name: str

@@ -8,13 +8,15 @@ every Python version.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import sys
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from typing_extensions import TypeIs
 
@@ -32,7 +34,8 @@ _DEFERRED_CODE = (  # code flags of functions whose call gives an object to be r
 )
 
 
-class Member(NamedTuple):
+@dataclass(frozen=True)
+class Member:
     """A method of the contract, and the names of what the contract calls it with."""
 
     name: str
@@ -49,16 +52,25 @@ CONSUME = Member("consume", ("batch", "commits"))
 IS_ACTIVE = Member("is_active", ("sampling_info",))
 BEFORE_GRAMMAR = Member("before_grammar", ("logits", "sampling_info"))
 AFTER_SAMPLE = Member("after_sample", ("state", "token_ids"))
+_CONTRACT_NAMES = frozenset(
+    member.name
+    for member in (
+        *(FROM_PP_TENSORS, TO_PP_TENSORS, COPY_TO_HOST, CONSUME),
+        *(IS_ACTIVE, BEFORE_GRAMMAR, AFTER_SAMPLE),
+    )
+)
 
 
-class Finding(NamedTuple):
+@dataclass(frozen=True)
+class Finding:
     """Why a member is unusable, as a predicate ("has no …"), and what to do about it."""
 
     found: str
     advice: str
 
 
-class Found(NamedTuple):
+@dataclass(frozen=True)
+class Found:
     """A member as it is stored, before any descriptor has run."""
 
     raw: Any
@@ -151,8 +163,10 @@ def unusable(obj: object, member: Member) -> Finding | None:
                 f"has {name} only through __getattr__, which answers to every name",
                 f"Wrap it: with_pp_transport(...) gives it a real {member}.",
             )
-        return Finding(f"has no {name}", define)
-    raw, owner = found
+        near = _near_miss(obj, name)
+        asked = f"It has {near}: did you mean {name}? " if near else ""
+        return Finding(f"has no {name}", asked + define)
+    raw, owner = found.raw, found.owner
     if owner is not None and _body(owner).get("_is_protocol") is True:
         return Finding(f"inherits {name} from the Protocol {owner.__name__}, unimplemented", define)
     if raw is None:
@@ -169,9 +183,50 @@ def unusable(obj: object, member: Member) -> Finding | None:
         return unusable_callable(raw, member, bound=1)
     if type(raw) is functools.partial:  # binds like a method since Python 3.14
         return unusable_callable(raw, member, bound=int(sys.version_info >= (3, 14)))
-    if type(raw) is not types.MethodType and _type_has(raw, "__get__"):
+    if has_to_be_read(obj, member):
         return None  # the boundary reads it once, and judges what it gets
     return unusable_callable(raw, member)
+
+
+_JUDGED_AS_STORED = (
+    types.FunctionType,
+    types.MethodType,
+    functools.partial,
+    staticmethod,
+    classmethod,
+)
+
+
+def has_to_be_read(obj: object, member: Member) -> bool:
+    """Whether only reading it, which runs the user's code, shows what the member is: a property."""
+    found = look_up(obj, member.name)
+    return (
+        found is not None
+        and found.owner is not None
+        and not issubclass(type(found.raw), _JUDGED_AS_STORED)
+        and _type_has(found.raw, "__get__")
+    )
+
+
+def unusable_in_instances_of(cls: type, member: Member) -> Finding | None:
+    """Why instances of `cls` will not have the member, by what the class says.
+
+    None where it cannot be known: a Protocol promises its members, a `__getattr__` may have any.
+    """
+    found = _in_classes(_mro(cls), member.name)
+    if found is None:
+        open_ended = _in_classes(_mro(cls), "__getattr__") or "__slots__" in _body(cls)
+        annotated = any(member.name in _body(one).get("__annotations__", ()) for one in _mro(cls))
+        return None if open_ended or annotated else Finding(f"has no {member.name}", "")
+    if type(found.raw) is types.FunctionType:
+        return unusable_callable(found.raw, member, bound=1)
+    return None
+
+
+def _near_miss(obj: object, name: str) -> str | None:
+    held = [*_instance_dict(obj), *(one for cls in _mro(type(obj)) for one in _body(cls))]
+    names = [one for one in held if type(one) is str and one not in _CONTRACT_NAMES]
+    return next(iter(difflib.get_close_matches(name, names, 1, 0.85)), None)
 
 
 def _is_proxy(obj: object) -> bool:
@@ -201,7 +256,8 @@ def unusable_callable(value: object, member: Member, *, bound: int = 0) -> Findi
     return Finding(f"{has} that {misfit}", f"It is called as {member}, positionally.")
 
 
-class _Call(NamedTuple):
+@dataclass(frozen=True)
+class _Call:
     """The Python function that a call reaches first, and what it is given beside the arguments."""
 
     function: types.FunctionType
@@ -250,7 +306,7 @@ def _misfit(call: _Call, arguments: int) -> str | None:
     code, given = call.function.__code__, call.bound + arguments
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     required = code.co_argcount - len(call.function.__defaults__ or ())
-    optional: dict[str, Any] = call.function.__kwdefaults__ or {}  # type: ignore[attr-defined]  # typeshed
+    optional: dict[str, Any] = call.function.__kwdefaults__ or {}
     for name in names[code.co_argcount :]:
         if name not in optional and name not in call.keywords:
             return f"needs the keyword-only argument {name!r}"

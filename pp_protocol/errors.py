@@ -58,7 +58,7 @@ class PPProtocolError(RuntimeError):
     ) -> Self:
         """The error with its message put together from what it is about."""
         start = cls.beginning.format(name=tensor) if beginning is None else beginning
-        error = cls(f"{start}: {subject} {found}. {advice} [{cls.code}]")
+        error = cls(f"{start}: {subject} {found}. {advice} [pp-protocol explain {cls.code}]")
         error.subject, error.found, error.advice, error.tensor = subject, found, advice, tensor
         return error
 
@@ -125,6 +125,20 @@ class UnsupportedObserverError(PPProtocolError):
 
     code = "unsupported-observer"
     beginning = "sampling observer does not support pipeline-parallel transport"
+
+
+class ConformanceError(PPProtocolError):
+    """A report lists what is wrong with an observer or an output."""
+
+    code = "conformance"
+    beginning = "object does not conform to the pipeline-parallel contract"
+
+
+class ContractViolationError(PPProtocolError):
+    """A parameter or a result of a `pp_boundary` function is not what its Protocol says."""
+
+    code = "contract-violation"
+    beginning = "argument or result does not satisfy its pipeline-parallel Protocol"
 
 
 class ReconstructionError(PPProtocolError):

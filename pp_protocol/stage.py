@@ -8,6 +8,7 @@ in the order in which the engine does it (SGLang 0.5.23: `ModelRunner.sample`,
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import random
 from collections import deque
@@ -386,7 +387,9 @@ class LastStage(Stage):
         if aliased:
             raise _aliased(", ".join(map(repr, aliased)))
         with self._peer("store", 0):
-            self.store.set(f"sent/{step}", json.dumps(sent))
+            self.store.set(
+                f"sent/{step}", json.dumps([dataclasses.astuple(record) for record in sent])
+            )
         return message
 
     def before_the_mask(self, logits: Tensor, info: Any) -> Any:

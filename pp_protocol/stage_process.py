@@ -80,7 +80,7 @@ class Place:
         name, message = type_name(error), _shortened(_text_of(error))
         if isinstance(error, PPProtocolError) and type(error.code) is str:
             code, where, advice = error.code, [], error.advice
-            message = message.removesuffix(f" {advice} [{code}]")
+            message = message.removesuffix(f" {advice} [pp-protocol explain {code}]")
         elif isinstance(error, Fault):
             code, where, advice, name = error.code, [], error.advice, ""
         elif self.phase in HOOKS:

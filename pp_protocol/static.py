@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import json
 import os
 import pathlib
@@ -16,6 +15,7 @@ from types import FunctionType
 from typing import Any
 
 from .conformance import AFTER_SAMPLE, BEFORE_GRAMMAR, FROM_PP_TENSORS, IS_ACTIVE, look_up
+from .reports import where_defined
 from .targets import called_for, load
 
 MEMBERS = (IS_ACTIVE, BEFORE_GRAMMAR, AFTER_SAMPLE, FROM_PP_TENSORS)
@@ -110,19 +110,6 @@ def _sort(message: dict[str, Any], probe: pathlib.Path, observer: Any, said: Sai
         said.of_the_observer.append(Message(file, line, text))
     elif text.startswith("Revealed type is") and re.search(r'"(?:\w+\.)?Any"', text):
         said.unseen = "mypy takes it for Any: it is not annotated, or its package has no py.typed"
-
-
-def where_defined(obj: Any, name: str) -> tuple[str, int]:
-    """File and line of a member's function, or else of the class; ("", 0) if neither is known."""
-    found = look_up(obj, name) if name else None
-    function = getattr(found.raw, "__func__", found.raw) if found else None
-    if type(function) is FunctionType:
-        return function.__code__.co_filename, function.__code__.co_firstlineno
-    try:
-        cls = obj if isinstance(obj, type) else type(obj)
-        return inspect.getsourcefile(cls) or "", inspect.getsourcelines(cls)[1]
-    except (OSError, TypeError):
-        return "", 0
 
 
 def _without_annotations(observer: Any) -> str:

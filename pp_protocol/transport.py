@@ -187,7 +187,7 @@ def _payload(output: object) -> Mapping[Any, Any]:
             add_note(error, f"raised by {type_name(output)}.to_pp_tensors")
             raise
     if finding is not None:
-        raise UnsupportedOutputError.about(type_name(output), *finding)
+        raise UnsupportedOutputError.about(type_name(output), finding.found, finding.advice)
     if type(given) is dict and given:
         return given
     close_quietly(given)

@@ -246,7 +246,10 @@ def test_arguments_that_make_no_sense_are_exit_2(
     assert arguments[0] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["check", "--help"], ["--version"], ["check"]])
+HELP = [["--help"], ["check", "--help"], ["--version"], ["check"], ["explain"], ["explain", "wire"]]
+
+
+@pytest.mark.parametrize("arguments", HELP)
 def test_help_needs_no_torch(arguments: list[str], tmp_path: pathlib.Path) -> None:
     program = textwrap.dedent("""
         import sys

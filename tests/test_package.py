@@ -19,7 +19,9 @@ from pp_protocol.catalogue import CATALOGUE
 
 TESTS = pathlib.Path(__file__).parent
 PACKAGE = TESTS.parent / "pp_protocol"
-MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem != "__main__")
+MODULES = sorted(
+    path.stem for path in PACKAGE.glob("*.py") if path.stem not in ("__main__", "pytest_plugin")
+)
 
 
 def run_python(program: str, *flags: str, path: pathlib.Path = TESTS.parent) -> str:
@@ -118,6 +120,7 @@ def test_every_code_that_can_be_raised_or_found_is_in_the_catalogue() -> None:
         found |= set(re.findall(r'(?:Fault|_add|\.fault)\(\s*(?:part, )?"([a-z-]+)"', text))
         found |= set(re.findall(r'(?:code = )"([a-z-]+)"', text))
         found |= set(re.findall(r'code = .* else "([a-z-]+)"', text))
+        found |= set(re.findall(r'Finding\(\s*"([a-z-]+)"', text))
         found |= set(re.findall(r'warned\["([a-z-]+)"\]', text))
         found |= set(re.findall(r'code, where, advice = "([a-z-]+)"', text))
     assert found > raised
@@ -207,6 +210,33 @@ def test_breaking_the_code_turns_tests_red(file, old, new, flags, tmp_path) -> N
     )
     assert done.returncode == 1, done.stdout
     assert "1 failed" in done.stdout
+
+
+CLAWED = """
+import importlib, sys
+from beartype.claw import beartype_package
+beartype_package("pp_protocol")
+if __name__ == "__main__":
+    for name in {modules}:
+        importlib.import_module("pp_protocol" if name == "__init__" else f"pp_protocol.{{name}}")
+    from pp_protocol.cli import main
+    raise SystemExit(main(["check", "--reference", "--steps", "6"]))
+"""
+
+
+@pytest.mark.processes
+def test_all_of_it_runs_under_beartype_claw(tmp_path: pathlib.Path) -> None:
+    """Its stages too: a process that is spawned imports the script again, and the hook with it."""
+    (tmp_path / "clawed.py").write_text(CLAWED.format(modules=MODULES))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "clawed.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(TESTS.parent)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_assertions_of_test_modules_run_under_optimization_too() -> None:

@@ -24,7 +24,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.mark.processes
 def test_the_plug_in_passes_the_command_beside_it(tmp_path: pathlib.Path) -> None:
-    (plugin,) = (block for block in blocks("python") if "my_plugin.py" in block)
+    (plugin,) = (block for block in blocks("python") if block.startswith("# my_plugin.py"))
     (tmp_path / "my_plugin.py").write_text(plugin)
     (command,) = re.findall(r"^\$ pp-protocol (check .*)$", README, re.MULTILINE)
     done = subprocess.run(
@@ -44,7 +44,7 @@ def test_what_an_engine_imports_is_there() -> None:
     (block,) = (block for block in blocks("python") if "from pp_protocol import (" in block)
     namespace: dict[str, object] = {}
     exec(block, namespace)
-    assert len([name for name in namespace if "__" not in name]) == 5
+    assert len([name for name in namespace if "__" not in name]) == 7
 
 
 def test_the_table_names_every_error_class_with_its_code() -> None:

@@ -229,7 +229,7 @@ def check(caught: PPProtocolError, expected: Row) -> None:
     assert caught.code == expected.code
     message = str(caught)
     assert message.startswith(expected.beginning + ": ")
-    assert message.endswith(f"[{expected.code}]")
+    assert message.endswith(f"[pp-protocol explain {expected.code}]")
     for part in expected.parts:
         assert part in message
     assert caught.advice

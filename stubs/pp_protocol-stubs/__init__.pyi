@@ -1,5 +1,6 @@
 # What is public; complete by name. Stricter than the code where that finds faults: see transport.
 from .boundary import PREFIX as PREFIX
+from .boundary import pp_boundary as pp_boundary
 from .conformance import is_pp_observer as is_pp_observer
 from .conformance import is_pp_output as is_pp_output
 from .conformance import require_pp_observer as require_pp_observer
@@ -12,6 +13,8 @@ from .contract import PipelineParallelSamplingObserver as PipelineParallelSampli
 from .contract import PPCapableObserver as PPCapableObserver
 from .contract import PPCapableOutput as PPCapableOutput
 from .contract import SamplingObserver as SamplingObserver
+from .errors import ConformanceError as ConformanceError
+from .errors import ContractViolationError as ContractViolationError
 from .errors import DuplicateTensorError as DuplicateTensorError
 from .errors import EmptyOutputError as EmptyOutputError
 from .errors import MissingObserverError as MissingObserverError
@@ -23,6 +26,10 @@ from .errors import UnsupportedObserverError as UnsupportedObserverError
 from .errors import UnsupportedOutputError as UnsupportedOutputError
 from .errors import UnsupportedTensorError as UnsupportedTensorError
 from .errors import WireError as WireError
+from .reports import ConformanceReport as ConformanceReport
+from .reports import Problem as Problem
+from .reports import check_observer as check_observer
+from .reports import check_output as check_output
 from .transport import add_auxiliary_output_to_pp_tensors as add_auxiliary_output_to_pp_tensors
 from .transport import discard_auxiliary_output as discard_auxiliary_output
 from .transport import has_auxiliary_output as has_auxiliary_output
@@ -34,6 +41,9 @@ __version__: str
 __all__ = [
     "PREFIX",
     "CommittedTokens",
+    "ConformanceError",
+    "ConformanceReport",
+    "ContractViolationError",
     "DeviceAuxiliaryOutput",
     "DuplicateTensorError",
     "EmptyOutputError",
@@ -45,6 +55,7 @@ __all__ = [
     "PPProtocolError",
     "PipelineParallelAuxiliaryOutput",
     "PipelineParallelSamplingObserver",
+    "Problem",
     "ReconstructionError",
     "SamplingObserver",
     "TensorNameError",
@@ -53,11 +64,14 @@ __all__ = [
     "UnsupportedTensorError",
     "WireError",
     "add_auxiliary_output_to_pp_tensors",
+    "check_observer",
+    "check_output",
     "discard_auxiliary_output",
     "has_auxiliary_output",
     "is_pp_observer",
     "is_pp_output",
     "pop_auxiliary_output_from_pp_tensors",
+    "pp_boundary",
     "require_pp_observer",
     "require_pp_output",
 ]

@@ -1,4 +1,5 @@
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
 
 from torch import Tensor
 from typing_extensions import TypeIs
@@ -7,6 +8,8 @@ from .conformance import Finding
 from .errors import ReconstructionError
 
 PREFIX: str
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 class Refused(Exception):
     output: object
@@ -20,3 +23,7 @@ def is_tensor(value: object) -> TypeIs[Tensor]: ...
 def add_note(error: Exception, note: str) -> None: ...
 def not_rebuilt(observer: object, output: object, finding: Finding) -> ReconstructionError: ...
 def close_quietly(result: object) -> None: ...
+@overload
+def pp_boundary(function: _F, /) -> _F: ...
+@overload
+def pp_boundary(function: None = None, /) -> Callable[[_F], _F]: ...

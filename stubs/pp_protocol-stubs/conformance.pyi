@@ -1,5 +1,6 @@
 from collections.abc import Callable
-from typing import Any, NamedTuple, overload
+from dataclasses import dataclass
+from typing import Any, overload
 
 from typing_extensions import TypeIs, TypeVar
 
@@ -15,15 +16,18 @@ from .contract import (
 _ObserverT = TypeVar("_ObserverT", bound=PipelineParallelSamplingObserver)
 _OutputT = TypeVar("_OutputT", bound=PipelineParallelAuxiliaryOutput)
 
-class Member(NamedTuple):
+@dataclass(frozen=True)
+class Member:
     name: str
     arguments: tuple[str, ...]
 
-class Finding(NamedTuple):
+@dataclass(frozen=True)
+class Finding:
     found: str
     advice: str
 
-class Found(NamedTuple):
+@dataclass(frozen=True)
+class Found:
     raw: Any
     owner: type | None
 
@@ -38,6 +42,8 @@ AFTER_SAMPLE: Member
 def stored_in(obj: object) -> list[Any]: ...
 def look_up(obj: object, name: str) -> Found | None: ...
 def unusable(obj: object, member: Member) -> Finding | None: ...
+def has_to_be_read(obj: object, member: Member) -> bool: ...
+def unusable_in_instances_of(cls: type, member: Member) -> Finding | None: ...
 def unusable_callable(value: object, member: Member, *, bound: int = 0) -> Finding | None: ...
 def remembering(member: Member) -> Callable[[object], Finding | None]: ...
 def judge_from_pp_tensors(obj: object) -> Finding | None: ...

@@ -11,6 +11,9 @@ import sglang.srt.sampling.sampling_observer_pp as engine
 from pp_protocol import (
     PREFIX,
     CommittedTokens,
+    ConformanceError,
+    ConformanceReport,
+    ContractViolationError,
     DeviceAuxiliaryOutput,
     DuplicateTensorError,
     EmptyOutputError,
@@ -22,6 +25,7 @@ from pp_protocol import (
     PPCapableObserver,
     PPCapableOutput,
     PPProtocolError,
+    Problem,
     ReconstructionError,
     SamplingObserver,
     TensorNameError,
@@ -30,11 +34,14 @@ from pp_protocol import (
     UnsupportedTensorError,
     WireError,
     add_auxiliary_output_to_pp_tensors,
+    check_observer,
+    check_output,
     discard_auxiliary_output,
     has_auxiliary_output,
     is_pp_observer,
     is_pp_output,
     pop_auxiliary_output_from_pp_tensors,
+    pp_boundary,
     require_pp_observer,
     require_pp_output,
 )
@@ -214,6 +221,8 @@ def errors() -> None:
     try:
         pop_auxiliary_output_from_pp_tensors(wire, None)
     except (
+        ConformanceError,
+        ContractViolationError,
         DuplicateTensorError,
         EmptyOutputError,
         MissingObserverError,
@@ -231,6 +240,31 @@ def errors() -> None:
         assert_type(CATALOGUE[base.code], Entry)
 
 
+@pp_boundary
+def install(observer: PPCapableObserver | None, rank: int = 0) -> str:
+    return str(rank)
+
+
+class Engine:
+    @pp_boundary()
+    def install(self, observer: PPCapableObserver) -> int:
+        return 1
+
+    @staticmethod
+    @pp_boundary
+    async def later(observer: PPCapableObserver) -> bytes:
+        return b""
+
+
+async def decorated() -> None:
+    assert_type(install(Observer(), rank=2), str)
+    assert_type(Engine().install(Observer()), int)
+    assert_type(await Engine.later(Observer()), bytes)
+
+
+checked: ConformanceReport = check_observer(Observer())
+problems: tuple[Problem, ...] = check_output(output).errors
+checked.raise_if_failed()
 key: str = PREFIX + "entropy"
 report: PipelineReport = run_pipeline("module:Observer", stages=2)
 assert_type(report.ok, bool)

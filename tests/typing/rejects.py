@@ -19,6 +19,7 @@ from pp_protocol import (
     SamplingObserver,
     add_auxiliary_output_to_pp_tensors as add,
     pop_auxiliary_output_from_pp_tensors as pop,
+    pp_boundary,
 )
 from torch import Tensor
 
@@ -170,6 +171,15 @@ def not_narrowed(
     pop(wire, anything)  # reject: nothing is known of it
     add(wire, output)  # reject: an engine's output need not be able to
 
+
+@pp_boundary
+def install(observer: PPCapableObserver, rank: int = 0) -> str:
+    return str(rank)
+
+
+install(Good())  # reject: the decorated signature is still there
+install(Good, rank="0")  # reject: all of it
+number: int = install  # reject: and it is a function
 
 # At the assignment.
 a: PipelineParallelSamplingObserver = Good  # reject: a class where an instance is meant
