@@ -1,0 +1,294 @@
+"""Promises of the SGLang plug-in, through the released engine's own HookRegistry."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from engine import ENGINE_VERSION, engine_path
+
+pytestmark = pytest.mark.processes
+TESTS = pathlib.Path(__file__).parent
+
+# A scheduler's module: it imports the two functions by name, before anything is replaced.
+MIXIN = """
+from sglang.srt.sampling.sampling_observer_pp import (
+    add_auxiliary_output_to_pp_tensors, pop_auxiliary_output_from_pp_tensors)
+class SchedulerPPMixin:
+    def init_pp_loop_state(self): self.started = True
+"""
+PRELUDE = """
+import logging, sys, types
+import torch
+import sglang; sglang.__version__ = "{version}"
+from observers import Observer, Output
+from sglang.srt.managers import scheduler_pp_mixin as mixin
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.sampling import sampling_observer_pp as stock_module
+import pp_protocol
+from pp_protocol import sglang_plugin
+from pp_protocol.sglang_plugin import install, plugin, status
+STOCK = {{name: getattr(mixin, name) for name in (sglang_plugin.ADD, sglang_plugin.POP)}}
+POP = "sglang.srt.sampling.sampling_observer_pp.pop_auxiliary_output_from_pp_tensors"
+def scheduler(observer, first=True):
+    made = mixin.SchedulerPPMixin()
+    made.tp_worker = types.SimpleNamespace(
+        model_runner=types.SimpleNamespace(sampling_observer=observer))
+    made.pp_group = types.SimpleNamespace(is_first_rank=first)
+    return made
+def received(value=1.0):
+    return {{pp_protocol.PREFIX + "x": torch.tensor(value), "other": 1}}
+logging.basicConfig(level=logging.DEBUG, format="%(levelname)s %(message)s")
+"""
+
+
+@pytest.fixture
+def engine(tmp_path: pathlib.Path) -> pathlib.Path:
+    """The engine's real modules, and beside them a scheduler module that can be imported here."""
+    import shutil
+
+    shutil.copytree(engine_path(), tmp_path / "engine")
+    (tmp_path / "engine/sglang/srt/managers/scheduler_pp_mixin.py").write_text(MIXIN)
+    return tmp_path / "engine"
+
+
+def run(program: str, engine: pathlib.Path, *flags: str, **environment: str) -> str:
+    path = os.pathsep.join([str(engine), str(TESTS.parent), str(TESTS)])
+    code = PRELUDE.format(version=ENGINE_VERSION) + textwrap.dedent(program)
+    done = subprocess.run(
+        [sys.executable, *flags, "-W", "ignore", "-c", code],
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_installed_and_not_switched_on_it_changes_nothing(engine: pathlib.Path) -> None:
+    out = run(
+        """
+        plugin(); HookRegistry.apply_hooks()
+        assert all(getattr(mixin, n) is f for n, f in STOCK.items())
+        assert not status().installed and not status().ok
+        assert "install() was not called" in str(status())
+        """,
+        engine,
+    )
+    assert out.count("DEBUG pp_protocol is installed but not switched on") == 1
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [{"PP_PROTOCOL_SGLANG": "1"}, {"SGLANG_PLUGINS": "other, pp_protocol"}, {}],
+    ids=["by its own variable", "by the engine's list", "by another plug-in"],
+)
+@pytest.mark.parametrize("flags", [(), ("-O",)], ids=["plain", "-O"])
+def test_switched_on_it_replaces_both_functions_and_every_alias(
+    switch: dict[str, str], flags: tuple[str, ...], engine: pathlib.Path
+) -> None:
+    out = run(
+        f"""
+        {"plugin()" if switch else "assert install()"}
+        assert install() and install()  # idempotent
+        HookRegistry.apply_hooks()
+        found = status()
+        assert found.installed and found.ok, str(found)
+        assert [f.why for f in found.functions] == ["active", "active"]
+        assert found.engine == "{ENGINE_VERSION}"
+        assert all(
+            getattr(mixin, n) is getattr(stock_module, n) is not f for n, f in STOCK.items())
+        tensors = {{"other": 1}}
+        mixin.add_auxiliary_output_to_pp_tensors(tensors, Output({{"x": torch.ones(2, 3).T}}))
+        assert tensors[pp_protocol.PREFIX + "x"].is_contiguous()  # which stock does not care for
+        output = mixin.pop_auxiliary_output_from_pp_tensors(tensors, Observer())
+        assert list(output.tensors) == ["x"] and tensors == {{"other": 1}}
+        try: mixin.pop_auxiliary_output_from_pp_tensors(received(), object())
+        except pp_protocol.UnsupportedObserverError: pass
+        else: raise SystemExit("not refused")
+        one = scheduler(Observer()); one.init_pp_loop_state(); assert one.started
+        """,
+        engine,
+        *flags,
+        **switch,
+    )
+    assert "INFO pp_protocol" in out
+    assert "add_auxiliary_output_to_pp_tensors: checked, active" in out
+    assert "NOT" not in out
+
+
+def test_the_entry_point_is_what_the_engine_looks_for(engine: pathlib.Path) -> None:
+    from importlib.metadata import entry_points
+
+    (entry,) = [e for e in entry_points(group="sglang.srt.plugins") if e.name == "pp_protocol"]
+    assert entry.value == "pp_protocol.sglang_plugin:plugin"
+
+
+def test_an_observer_that_cannot_do_its_part_is_refused_before_the_loop(
+    engine: pathlib.Path,
+) -> None:
+    program = """
+        install(); HookRegistry.apply_hooks()
+        class CannotRebuild(Observer): from_pp_tensors = None
+        class NoHook(Observer): is_active = None
+        def starts(observer, first):
+            made = scheduler(observer, first)
+            try: made.init_pp_loop_state()
+            except pp_protocol.ConformanceError as error:
+                assert "pp-protocol explain conformance" in str(error)
+                assert "has from_pp_tensors set to None" in str(error) or "is_active" in str(error)
+                return False
+            return made.started
+        print([starts(CannotRebuild(), True), starts(CannotRebuild(), False),
+               starts(NoHook(), True), starts(NoHook(), False),
+               starts(None, True), starts(Observer(), True)])
+        """
+    assert "[False, True, True, False, True, True]" in run(program, engine)
+    out = run(program, engine, PP_PROTOCOL_START_CHECK="0")
+    assert "[True, True, True, True, True, True]" in out
+
+
+def test_an_installation_that_did_not_take_cannot_be_missed(engine: pathlib.Path) -> None:
+    out = run(
+        """
+        def theirs(tensors, observer): return "theirs"
+        HookRegistry.register(POP, theirs, HookType.REPLACE)
+        HookRegistry.apply_hooks()  # from now on a second REPLACE of it has no effect
+        install(); HookRegistry.apply_hooks()
+        add, pop = status().functions
+        assert add.active and not pop.active, str(status())
+        assert "another plug-in's hook has won: __main__.theirs" in pop.why, pop.why
+        assert not status().ok
+        scheduler(None).init_pp_loop_state()
+        """,
+        engine,
+    )
+    assert "ERROR pp_protocol IS SWITCHED ON AND NOT (FULLY) ACTIVE" in out
+
+
+def test_a_later_replacement_that_wins_is_seen_though_wrapped_shows_the_stock_one(
+    engine: pathlib.Path,
+) -> None:
+    run(
+        """
+        install()
+        def theirs(tensors, observer): return "theirs"
+        HookRegistry.register(POP, theirs, HookType.REPLACE)
+        HookRegistry.apply_hooks()
+        add, pop = status().functions
+        assert add.active and not pop.active, str(status())
+        assert mixin.pop_auxiliary_output_from_pp_tensors({}, None) == "theirs"
+        """,
+        engine,
+    )
+
+
+def test_hooks_around_the_checked_function_leave_it_active(engine: pathlib.Path) -> None:
+    run(
+        """
+        install()
+        HookRegistry.register(POP, lambda f, *a, **k: f(*a, **k), HookType.AROUND)
+        HookRegistry.register(POP, lambda *a, **k: None, HookType.BEFORE)
+        HookRegistry.apply_hooks()
+        assert status().ok, str(status())
+        """,
+        engine,
+    )
+
+
+def test_before_the_hooks_are_applied_and_with_stale_aliases_the_status_says_so(
+    engine: pathlib.Path,
+) -> None:
+    run(
+        """
+        install()
+        assert "the hooks are not applied (yet)" in str(status())
+        HookRegistry.apply_hooks()
+        late = types.ModuleType("late"); late.stale = STOCK[sglang_plugin.POP]
+        sys.modules["late"] = late
+        found = status()
+        assert found.functions[1].active and not found.ok
+        assert found.functions[1].stock_aliases == ("late.stale",)
+        """,
+        engine,
+    )
+
+
+def test_discard_drops_the_payload_logs_once_per_code_and_counts(engine: pathlib.Path) -> None:
+    out = run(
+        """
+        install(); HookRegistry.apply_hooks()
+        class Raises(Observer):
+            def from_pp_tensors(self, tensors): raise LookupError("the observer's own")
+        pop = mixin.pop_auxiliary_output_from_pp_tensors
+        for observer in (object(), object(), Raises(), None):
+            tensors = received()
+            assert pop(tensors, observer) is None
+            assert tensors == {"other": 1}
+        assert pop(received(), Observer()).tensors["x"] == 1
+        expected = {"unsupported-observer": 2, "observer-raised": 1, "missing-observer": 1}
+        assert status().discarded == expected, status().discarded
+        assert status().on_error == "discard" and status().ok
+        assert "unsupported-observer: 2" in str(status())
+        try: pop([], None)
+        except pp_protocol.WireError: pass
+        else: raise SystemExit("a wrong dict is the engine's fault")
+        """,
+        engine,
+        PP_PROTOCOL_ON_ERROR="discard",
+    )
+    assert out.count("ERROR pp_protocol dropped the auxiliary output ['x']") == 3
+    assert "the observer's own" in out
+
+
+def test_an_unknown_choice_is_taken_for_raise_with_a_warning(engine: pathlib.Path) -> None:
+    out = run(
+        """
+        install(); HookRegistry.apply_hooks()
+        try: mixin.pop_auxiliary_output_from_pp_tensors(received(), None)
+        except pp_protocol.MissingObserverError: pass
+        else: raise SystemExit("not raised")
+        """,
+        engine,
+        PP_PROTOCOL_ON_ERROR="ignore",
+    )
+    assert "WARNING PP_PROTOCOL_ON_ERROR is 'ignore', neither raise nor discard" in out
+
+
+@pytest.mark.parametrize("lacking", ["sampling_observer_pp.py", "function", "hook_registry.py"])
+def test_an_engine_that_lacks_the_target_is_left_alone_with_a_clear_warning(
+    lacking: str, engine: pathlib.Path
+) -> None:
+    sampling = engine / "sglang/srt/sampling/sampling_observer_pp.py"
+    if lacking == "hook_registry.py":
+        (engine / "sglang/srt/plugins/hook_registry.py").unlink()
+    elif lacking == "function":
+        text = sampling.read_text()
+        sampling.write_text(text.replace("def pop_auxiliary", "def other_auxiliary"))
+    else:
+        sampling.unlink()
+    program = """
+import logging, sys
+import sglang; sglang.__version__ = "0.0.1"
+logging.basicConfig()
+from pp_protocol.sglang_plugin import install, status
+before = dict(vars(sys.modules.get("sglang.srt.sampling.sampling_observer_pp", sys)))
+assert install() is False
+assert not status().installed and not status().ok
+assert "does not have what it replaces" in str(status())
+"""
+    path = os.pathsep.join([str(engine), str(TESTS.parent)])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "does not fit SGLang 0.0.1, which is left as it is" in done.stderr
