@@ -98,7 +98,7 @@ to_send = {"scores": scores.to_dense(), "counts": counts.to(torch.int32)}""",
     return {"first.score": self.first, "second.score": self.second}""",
     ),
     "missing-observer": Entry(
-        "Auxiliary tensors arrived on a stage where the observer is None.",
+        "Auxiliary tensors arrived where the observer is None, or a pp_boundary function got None.",
         ("The plug-in is installed, or switched on, on the last stage only.",),
         "Install the same observer on the first stage, or call discard_auxiliary_output there.",
         _GUARD,
@@ -296,7 +296,10 @@ observer: PPCapableObserver = LogprobObserver()  # mypy looks at this line""",
     ),
     "static-unseen": Entry(
         "mypy did not look at the observer, or not at all of it.",
-        ("Methods have no annotations.", "The package of the plug-in ships no py.typed."),
+        (
+            "A method has not all of its annotations, or a decorator that has none.",
+            "The package of the plug-in ships no py.typed, or mypy is told to ignore errors in it.",
+        ),
         "Annotate the four methods; put a py.typed into the package.",
         "Run pp-protocol check --require static in CI.",
         """from collections.abc import Mapping
@@ -327,9 +330,12 @@ def make_observer():  # pp-protocol check my_plugin:make_observer
 
 
 def listed() -> str:
-    """Every code with the beginning of what it means, a line each."""
+    """Every code with the beginning of what it means, a line each, in at most 100 columns."""
     width = max(map(len, CATALOGUE))
-    return "\n".join(f"{code:<{width}}  {entry.when}" for code, entry in CATALOGUE.items())
+    return "\n".join(
+        f"{code:<{width}}  {textwrap.shorten(entry.when, 98 - width, placeholder=' …')}"
+        for code, entry in CATALOGUE.items()
+    )
 
 
 def explained(code: str) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import os
 import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from . import __version__
@@ -170,7 +171,12 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.reference:
         targets.append(REFERENCE)
     if not targets:
-        targets = _configured_targets()
+        try:
+            targets = _configured_targets()
+        except NothingToCheck:
+            if arguments.format == "json":  # whoever reads it expects one object
+                _tell('{"version": 1, "status": 2, "targets": []}')
+            raise
     from .check import CANNOT, FAILS, Options, check_target
     from .formats import FORMATS
 
@@ -182,16 +188,31 @@ def _check(arguments: argparse.Namespace) -> int:
         arguments.inputs,
         tuple(arguments.require),
     )
-    tell = _tell if arguments.format == "text" else _tell_aside
-    results = {}
-    for target in dict.fromkeys(targets):
-        tell(target)
-        results[target] = check_target(target, options, tell)
-    tell("")
+    text = arguments.format == "text"
+    with contextlib.nullcontext() if text else _standard_output_aside():
+        results = {}
+        for target in dict.fromkeys(targets):
+            _tell(target)
+            results[target] = check_target(target, options, _tell)
+        _tell("")
     verdicts = {part.verdict for parts in results.values() for part in parts}
     status = 1 if FAILS in verdicts else 2 if CANNOT in verdicts else 0
     _tell(FORMATS[arguments.format](results, status))
     return status
+
+
+@contextlib.contextmanager
+def _standard_output_aside() -> Iterator[None]:
+    """Send what is printed, by the observers and their stages too, to standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _explain(arguments: argparse.Namespace) -> int:
@@ -211,10 +232,6 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 def _tell(line: str) -> None:
     print(line, flush=True)
-
-
-def _tell_aside(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _configured_targets() -> list[str]:

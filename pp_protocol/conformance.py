@@ -157,15 +157,16 @@ def unusable(obj: object, member: Member) -> Finding | None:
     found = look_up(obj, name)
     if found is None:
         if obj is None:
-            return Finding(f"has no {name}: it is None", "Pass an object, or leave the call out.")
-        if _type_has(obj, "__getattr__") or _overrides_getattribute(type(obj)) or _is_proxy(obj):
+            return Finding(f"has no {name}: it is None", "Pass an object that has it.")
+        near = _near_miss(obj, name)
+        if near is not None:
+            return Finding(f"has no {name}", f"It has {near}: did you mean {name}? {define}")
+        if _type_has(obj, "__getattr__") or overrides_getattribute(type(obj)) or _is_proxy(obj):
             return Finding(
                 f"has {name} only through __getattr__, which answers to every name",
                 f"Wrap it: with_pp_transport(...) gives it a real {member}.",
             )
-        near = _near_miss(obj, name)
-        asked = f"It has {near}: did you mean {name}? " if near else ""
-        return Finding(f"has no {name}", asked + define)
+        return Finding(f"has no {name}", define)
     raw, owner = found.raw, found.owner
     if owner is not None and _body(owner).get("_is_protocol") is True:
         return Finding(f"inherits {name} from the Protocol {owner.__name__}, unimplemented", define)
@@ -216,7 +217,8 @@ def unusable_in_instances_of(cls: type, member: Member) -> Finding | None:
     found = _in_classes(_mro(cls), member.name)
     if found is None:
         open_ended = _in_classes(_mro(cls), "__getattr__") or "__slots__" in _body(cls)
-        annotated = any(member.name in _body(one).get("__annotations__", ()) for one in _mro(cls))
+        declared = (_body(one).get("__annotations__") for one in _mro(cls))
+        annotated = any(member.name in names for names in declared if type(names) is dict)
         return None if open_ended or annotated else Finding(f"has no {member.name}", "")
     if type(found.raw) is types.FunctionType:
         return unusable_callable(found.raw, member, bound=1)
@@ -224,16 +226,22 @@ def unusable_in_instances_of(cls: type, member: Member) -> Finding | None:
 
 
 def _near_miss(obj: object, name: str) -> str | None:
-    held = [*_instance_dict(obj), *(one for cls in _mro(type(obj)) for one in _body(cls))]
-    names = [one for one in held if type(one) is str and one not in _CONTRACT_NAMES]
-    return next(iter(difflib.get_close_matches(name, names, 1, 0.85)), None)
+    cls = obj if issubclass(type(obj), type) else type(obj)
+    methods = [
+        one
+        for body in (_instance_dict(obj), *(_body(base) for base in _mro(cls)))  # type: ignore[arg-type]  # a class
+        for one, raw in body.items()
+        if type(raw) in (types.FunctionType, staticmethod, classmethod, property)
+    ]
+    names = [one for one in methods if type(one) is str and one not in _CONTRACT_NAMES]
+    return next(iter(difflib.get_close_matches(name, names, 1, 0.91)), None)
 
 
 def _is_proxy(obj: object) -> bool:
     return type(obj) in weakref.ProxyTypes
 
 
-def _overrides_getattribute(cls: type) -> bool:
+def overrides_getattribute(cls: type) -> bool:
     found = _in_classes(_mro(cls), "__getattribute__")
     return found is not None and type(found.raw) is types.FunctionType  # many C types have one
 
@@ -342,7 +350,7 @@ def remembering(member: Member) -> Callable[[object], Finding | None]:
         return finding
 
     def remember(obj: object, cls: type) -> None:
-        if _overrides_getattribute(cls) or _overrides_getattribute(type(cls)):
+        if overrides_getattribute(cls) or overrides_getattribute(type(cls)):
             return  # looking again would run it
         found = look_up(obj, name)
         if found is None or found.owner is None or type(found.raw) is not types.FunctionType:

@@ -71,7 +71,8 @@ FORMATS: dict[str, Callable[[Results, int], str]] = {
 def _annotation(level: str, target: str, finding: Finding) -> str:
     place = ""
     if finding.file:
-        file = _escaped(_relative(finding.file)).replace(":", "%3A").replace(",", "%2C")
+        root = os.environ.get("GITHUB_WORKSPACE") or os.getcwd()
+        file = _escaped(_relative(finding.file, root)).replace(":", "%3A").replace(",", "%2C")
         place = f"file={file},line={finding.line},"
     text = _escaped(f"{target}: {finding.found}\nto do: {finding.advice}")
     return f"::{level} {place}title=pp-protocol {finding.code}::{text}"
@@ -81,8 +82,8 @@ def _escaped(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _relative(file: str) -> str:
-    inside = os.path.relpath(file)
+def _relative(file: str, root: str = os.curdir) -> str:
+    inside = os.path.relpath(file, root)
     return file if inside.startswith(os.pardir) else inside
 
 

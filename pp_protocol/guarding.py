@@ -8,6 +8,7 @@ import re
 import types
 import typing
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -51,6 +52,7 @@ _MEMBERS: dict[Any, tuple[Member, ...]] = {
 _NAMES = re.compile(rf"\b({'|'.join(protocol.__name__ for protocol in _MEMBERS)})\b")
 _ERRORS = {FROM_PP_TENSORS: UnsupportedObserverError, TO_PP_TENSORS: UnsupportedOutputError}
 _GENERATORS = (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+_NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 RESULT = "return"
 
 
@@ -67,24 +69,60 @@ Check = Callable[[object], bool]
 
 def guarded(function: Any) -> Any:
     """The function with its checks; see `pp_boundary`."""
-    if type(function) is not types.FunctionType:
-        raise TypeError(f"pp_boundary decorates functions, not {type_name(function)}")
-    signature = inspect.signature(function)  # of what is wrapped, if functools.wraps says so
+    real = inspect.unwrap(function)  # what a functools.wraps wrapper passes its arguments on to
+    if type(function) is not types.FunctionType or type(real) is not types.FunctionType:
+        raise TypeError(f"pp_boundary decorates functions, not {type_name(real)}")
     where = f"{function.__module__}.{function.__qualname__}"
+    own, signature = _by_code(function), _by_code(real)
+    passes_on = list(own.parameters) != list(signature.parameters)
+    if passes_on and not _passes_all_on(own, signature):
+        raise TypeError(
+            f"pp_boundary cannot check {where}: its wrapper takes other parameters than"
+            f" {real.__qualname__}; decorate the inner function"
+        )
     checks = {}
-    for name, annotation in _annotations(function, signature).items():
-        asked = _asked_for(annotation, f"{name!r} of {where}")
-        if asked is not None and not (name == RESULT and any(is_(function) for is_ in _GENERATORS)):
+    for name, annotation in _annotations(real, signature).items():
+        asked = _asked_for(annotation, f"{name!r} of {where}", _names_of(real))
+        if asked is not None and not (name == RESULT and any(is_(real) for is_ in _GENERATORS)):
             checks[name] = _check(asked, name, where)
     if not checks:
         raise TypeError(
             f"pp_boundary has nothing to check in {where}: annotate a parameter or the result with"
             " a Protocol of pp_protocol"
         )
-    own = inspect.signature(function, follow_wrapped=False)
-    if beartype_is_off() or list(own.parameters) != list(signature.parameters):
-        return _checking_by_hand(function, signature, checks)
+    _check_defaults(signature, checks, where)
+    if beartype_is_off() or function is not real:
+        return _checking_by_hand(function, real, signature, checks)
     return _checked_by_beartype(function, checks)
+
+
+def _by_code(function: types.FunctionType) -> inspect.Signature:
+    """The signature of the code itself, whatever `__signature__` or `__wrapped__` say."""
+    bare = types.FunctionType(
+        *(function.__code__, {}, "", function.__defaults__, function.__closure__)
+    )
+    bare.__kwdefaults__, bare.__annotations__ = function.__kwdefaults__, function.__annotations__
+    return inspect.signature(bare)
+
+
+def _passes_all_on(own: inspect.Signature, signature: inspect.Signature) -> bool:
+    kinds = [parameter.kind for parameter in own.parameters.values()]
+    named = [name for name, one in own.parameters.items() if one.kind in _NAMED]
+    variadic = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    same_beginning = list(signature.parameters)[: len(named)] == named
+    return same_beginning and tuple(kinds[len(named) :]) == variadic
+
+
+def _check_defaults(signature: inspect.Signature, checks: dict[str, Check], where: str) -> None:
+    for name, parameter in signature.parameters.items():
+        if name in checks and parameter.default is not parameter.empty:
+            try:
+                checks[name](parameter.default)
+            except PPProtocolError as error:
+                raise TypeError(
+                    f"pp_boundary: the default of {name!r} of {where} is not what its annotation"
+                    f" says: it {error.found}"
+                ) from error
 
 
 def _checked_by_beartype(function: types.FunctionType, checks: dict[str, Check]) -> Any:
@@ -99,13 +137,19 @@ def _checked_by_beartype(function: types.FunctionType, checks: dict[str, Check])
     return functools.update_wrapper(beartype(twin), function)
 
 
-def _checking_by_hand(function: Any, signature: inspect.Signature, checks: dict[str, Check]) -> Any:
+def _checking_by_hand(
+    function: Callable[..., Any],
+    real: types.FunctionType,
+    signature: inspect.Signature,
+    checks: dict[str, Check],
+) -> Any:
     """Where beartype is off, or would not see the parameters behind `*args`."""
     kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
     check_result: Check = checks.get(RESULT, lambda result: True)
 
     def check_arguments(*args: Any, **kwargs: Any) -> None:
-        bound = signature.bind(*args, **kwargs).arguments
+        # partial: a wrapper such as mock.patch may add arguments of its own
+        bound = signature.bind_partial(*args, **kwargs).arguments
         for name, check in checks.items():
             if name not in bound:
                 continue
@@ -118,21 +162,35 @@ def _checking_by_hand(function: Any, signature: inspect.Signature, checks: dict[
             for value in values:
                 check(value)
 
+    async def awaited(result: Any) -> Any:
+        result = await result
+        check_result(result)
+        return result
+
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
         async def later(*args: Any, **kwargs: Any) -> Any:
             check_arguments(*args, **kwargs)
-            result = await function(*args, **kwargs)
-            check_result(result)
-            return result
+            return await awaited(function(*args, **kwargs))
 
         return later
+
+    if inspect.isgeneratorfunction(function):
+
+        @functools.wraps(function)
+        def iterated(*args: Any, **kwargs: Any) -> Any:
+            check_arguments(*args, **kwargs)
+            return (yield from function(*args, **kwargs))
+
+        return iterated
 
     @functools.wraps(function)
     def at_once(*args: Any, **kwargs: Any) -> Any:
         check_arguments(*args, **kwargs)
         result = function(*args, **kwargs)
+        if inspect.iscoroutinefunction(real):  # under a plain wrapper, such as torch.no_grad()
+            return awaited(result)
         check_result(result)
         return result
 
@@ -148,38 +206,47 @@ def beartype_is_off() -> bool:
     return beartype(probe) is probe
 
 
+def _names_of(function: types.FunctionType) -> dict[str, Any]:
+    """What the function's annotations can refer to; a name of a closure may not be bound yet."""
+    names = dict(function.__globals__)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):
+            names[name] = cell.cell_contents
+    return names
+
+
 def _annotations(function: Any, signature: inspect.Signature) -> dict[str, Any]:
-    """What is annotated, each resolved by itself where it names one of the Protocols."""
     found = {name: one.annotation for name, one in signature.parameters.items()}
     found[RESULT] = signature.return_annotation
-    real = inspect.unwrap(function)
-    names = {**real.__globals__, **inspect.getclosurevars(real).nonlocals}
-    resolved = {}
-    for name, annotation in found.items():
-        if annotation is inspect.Parameter.empty:
-            continue
-        if isinstance(annotation, str):
-            try:
-                annotation = eval(annotation, names)
-            except Exception as error:
-                if _NAMES.search(annotation):
-                    what = f"{annotation!r}, of {name!r} of {real.__module__}.{real.__qualname__}"
-                    raise TypeError(
-                        f"pp_boundary cannot resolve {what}: {error}. Import the Protocol where the"
-                        " function is defined, not only under TYPE_CHECKING"
-                    ) from error
-                continue
-        resolved[name] = annotation
-    return resolved
+    empty = inspect.Parameter.empty
+    return {name: annotation for name, annotation in found.items() if annotation is not empty}
 
 
-def _asked_for(annotation: Any, what: str) -> Asked | None:
-    origin = typing.get_origin(annotation)
+def _asked_for(annotation: Any, what: str, names: dict[str, Any]) -> Asked | None:
+    """What an annotation asks for; each part that is a string is resolved by itself."""
+    text = getattr(annotation, "__forward_arg__", annotation)
+    if isinstance(text, str):
+        try:
+            resolved = eval(text, names)
+        except Exception as error:
+            if _NAMES.search(text):
+                raise TypeError(
+                    f"pp_boundary cannot resolve {text!r}, of {what}: {error}. Import the Protocol"
+                    " where the function is defined, not only under TYPE_CHECKING"
+                ) from error
+            return None
+        return _asked_for(resolved, what, names)
+    for attribute in ("__value__", "__supertype__", "__bound__"):  # type X = …, NewType, TypeVar
+        meant = getattr(annotation, attribute, None)
+        if meant is not None and not isinstance(annotation, type):
+            return _asked_for(meant, what, names)
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Annotated, typing_extensions.Annotated):
-        return _asked_for(typing.get_args(annotation)[0], what)
+        return _asked_for(arguments[0], what, names)
+    if getattr(annotation, "__unpacked__", False) and _NAMES.search(str(annotation)):
+        raise TypeError(f"pp_boundary cannot check {what}: annotate *args with the Protocol itself")
     if origin in (typing.Union, types.UnionType):
-        alternatives = typing.get_args(annotation)
-        parts = [_asked_for(one, what) for one in alternatives if one is not type(None)]
+        parts = [_asked_for(one, what, names) for one in arguments if one is not type(None)]
         asked = [one for one in parts if one is not None]
         if not asked:
             return None
@@ -189,11 +256,11 @@ def _asked_for(annotation: Any, what: str) -> Asked | None:
                 " pp_protocol, and everything would pass"
             )
         protocols = tuple(protocol for one in asked for protocol in one.protocols)
-        return Asked(protocols, type(None) in alternatives or any(one.none_too for one in asked))
+        return Asked(protocols, type(None) in arguments or any(one.none_too for one in asked))
     protocol = origin or annotation
     try:
         return Asked((protocol,), False) if protocol in _MEMBERS else None
-    except TypeError:  # an annotation that cannot be hashed is none of ours
+    except Exception:  # what cannot be hashed or compared is none of ours
         return None
 
 

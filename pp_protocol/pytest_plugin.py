@@ -42,9 +42,10 @@ def pp_round_trip(pp_wire: dict[str, Any]) -> RoundTrip:
 
     Called as `pp_round_trip(make, logits, token_ids=…, sampling_info=…)`: `make` makes an observer
     and is called twice, `logits` is a float tensor [batch, vocabulary] (3 by 11 at random if it is
-    left out), `token_ids` int [batch] (the likeliest if left out). The hooks run as the engine
-    runs them, on a copy of the logits that is overwritten afterwards; every tensor travels as its
-    bytes. Returns what the second instance rebuilt, or None if the first gave no output.
+    left out), `token_ids` int [batch] (if left out, the likeliest that the grammar mask allows; it
+    forbids every second token). The hooks run as the engine runs them, on a copy of the logits
+    that is overwritten afterwards; every tensor travels as its bytes. Returns what the second
+    instance rebuilt, or None if the first was not active or gave no output.
     """
 
     def round_trip(
@@ -63,15 +64,19 @@ def pp_round_trip(pp_wire: dict[str, Any]) -> RoundTrip:
         )
 
         sender, receiver = make(), make()
+        if sender is None:
+            pytest.fail("pp_round_trip: make() gave None")
         if sender is receiver:
             pytest.fail("pp_round_trip: make() gave the same observer twice; make it anew")
         if logits is None:
             logits = torch.randn(3, 11, generator=torch.Generator().manual_seed(0))
-        if token_ids is None:
-            token_ids = logits.float().argmax(-1)
         buffer = logits.clone()
+        if not sender.is_active(sampling_info):
+            return None
         state = sender.before_grammar(buffer, sampling_info)
-        buffer[:, ::2] = -torch.inf  # the grammar mask, written where the engine writes it
+        buffer[:, 1::2] = -torch.inf  # the grammar mask, written where the engine writes it
+        if token_ids is None:
+            token_ids = buffer.float().argmax(-1)
         output = None if state is None else sender.after_sample(state, token_ids)
         message = dict(pp_wire)
         add_auxiliary_output_to_pp_tensors(message, output)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import json
-import sys
 import textwrap
 import types
 import typing
@@ -27,6 +27,7 @@ from .conformance import (
     Member,
     has_to_be_read,
     look_up,
+    overrides_getattribute,
     unusable,
     unusable_callable,
     unusable_in_instances_of,
@@ -98,7 +99,7 @@ class ConformanceReport:
         if not self.problems:
             return f"{self.subject} conforms"
         how = "conforms, with warnings" if self.ok else "does not conform"
-        lines = [f"{self.subject} {how}:"]
+        lines = _wrapped(f"{self.subject} {how}:", "")
         for problem in self.problems:
             text = f"{problem.severity} [{problem.code}] {problem.member}: it {problem.found}"
             lines += _wrapped(text, "  ")
@@ -139,7 +140,7 @@ def check_output(obj: object, /) -> ConformanceReport:
     Of an object that is its own host output, by the annotation of `copy_to_host`, `consume` too.
     """
     members: tuple[Member, ...] = (COPY_TO_HOST, TO_PP_TENSORS)
-    if _declared_result(obj, COPY_TO_HOST) in (type(obj), typing_extensions.Self):
+    if _is_its_own(obj, _declared_result(obj, COPY_TO_HOST)):
         members += (CONSUME,)
     return _report(obj, members)
 
@@ -164,11 +165,14 @@ def _report(obj: object, members: tuple[Member, ...]) -> ConformanceReport:
 
 def _judged(obj: object, member: Member) -> Finding | None:
     finding = unusable(obj, member)
-    if finding is not None or not has_to_be_read(obj, member):
+    hidden = has_to_be_read(obj, member) or overrides_getattribute(type(obj))
+    if finding is not None or not hidden:
         return finding
     try:
         value = getattr(obj, member.name)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit and the like are reported as well
         found = f"has a {member.name} that raised {type_name(error)} when it was read"
         return Finding(found, "Make it readable at any time, or a method.")
     return unusable_callable(value, member)
@@ -177,7 +181,7 @@ def _judged(obj: object, member: Member) -> Finding | None:
 def _contradiction(obj: object, member: Member) -> Finding | None:
     """What the declared result says against the contract, as far as it can be resolved."""
     declared = _declared_result(obj, member)
-    if declared is None:
+    if declared is None or (member is COPY_TO_HOST and _is_its_own(obj, declared)):
         return None
     wrong = _wrong_result(declared, member)
     if wrong is None:
@@ -198,12 +202,27 @@ def _declared_result(obj: object, member: Member) -> Any:
     if annotation is None:
         return type(None) if "return" in function.__annotations__ else None
     if isinstance(annotation, str):
-        names = {**vars(sys.modules.get(function.__module__, typing)), **function.__globals__}
         try:
-            annotation = eval(annotation, names)
+            parts = ast.walk(ast.parse(annotation, mode="eval"))
+            plain = all(isinstance(part, _PARTS_OF_ANNOTATIONS) for part in parts)
+            names = dict(inspect.unwrap(function).__globals__)
+            annotation = eval(annotation, names) if plain else None
         except Exception:  # a name that only exists while type checking, for one
             return None
     return annotation
+
+
+_PARTS_OF_ANNOTATIONS = (  # no calls: a report runs no code of the user's
+    *(ast.Expression, ast.Name, ast.Attribute, ast.Subscript, ast.BinOp, ast.BitOr, ast.Tuple),
+    *(ast.List, ast.Constant, ast.expr_context),
+)
+
+
+def _is_its_own(obj: object, declared: Any) -> bool:
+    """Whether a declared result is the object's own class."""
+    if declared is typing_extensions.Self:
+        return True
+    return isinstance(declared, type) and declared in type.mro(type(obj)) and declared is not object
 
 
 def _wrong_result(declared: Any, member: Member) -> str | None:
@@ -218,7 +237,7 @@ def _wrong_result(declared: Any, member: Member) -> str | None:
                     return wrong
         return None
     cls = origin or declared
-    if not isinstance(cls, type) or cls in (object, Any):  # Any is a class since Python 3.11
+    if not isinstance(cls, type) or cls is object or cls is Any:  # a class since Python 3.11
         return None
     if cls.__name__ in _LATER and cls.__module__ in ("collections.abc", "typing"):
         return f"{cls.__name__}, which has to be run first"
@@ -238,11 +257,13 @@ def where_defined(obj: Any, name: str) -> tuple[str, int]:
     found = look_up(obj, name) if name else None
     function = getattr(found.raw, "__func__", found.raw) if found else None
     if type(function) is types.FunctionType:
+        function = inspect.unwrap(function)
+    if type(function) is types.FunctionType:
         return function.__code__.co_filename, function.__code__.co_firstlineno
     try:
-        cls = obj if isinstance(obj, type) else type(obj)
+        cls = obj if issubclass(type(obj), type) else type(obj)
         return inspect.getsourcefile(cls) or "", inspect.getsourcelines(cls)[1]
-    except (OSError, TypeError):
+    except Exception:  # no source, or a metaclass that does not let itself be asked
         return "", 0
 
 

@@ -9,6 +9,7 @@ import sys
 import types
 import typing
 from typing import TYPE_CHECKING, Annotated, Any, Optional
+from unittest import mock
 
 import pytest
 import torch
@@ -214,6 +215,7 @@ def test_what_is_awaited_or_iterated_stays_so() -> None:
         return [output async for output in later(observer)]
 
     assert inspect.iscoroutinefunction(coroutine)
+    assert inspect.isgeneratorfunction(generator)
     assert len(asyncio.run(run(GOOD))) == 1
     assert list(generator(GOOD)) == [1]
     for call in (coroutine, run):
@@ -242,6 +244,108 @@ def test_signature_name_and_docstring_are_kept() -> None:
     )
     assert plain.__wrapped__.__name__ == "plain"
     assert typing_extensions.get_type_hints(plain)["scale"] is int
+
+
+class Base:
+    def method(self, observer: object) -> str:
+        return "ran"
+
+
+class WithSuper(Base):
+    @pp_boundary
+    def method(self, observer: PPCapableObserver) -> str:
+        return super().method(observer)
+
+
+def test_methods_that_use_super_and_names_that_are_bound_later() -> None:
+    @pp_boundary
+    def recursive(observer: PPCapableObserver, depth: int = 2) -> int:
+        return recursive(observer, depth - 1) if depth else helper()
+
+    def helper() -> int:
+        return 7
+
+    assert WithSuper().method(GOOD) == "ran"
+    assert recursive(GOOD) == 7
+
+
+NewObserver = typing.NewType("NewObserver", PPCapableObserver)
+BoundT = typing.TypeVar("BoundT", bound=PPCapableObserver)
+Alias = typing_extensions.TypeAliasType("Alias", "PPCapableObserver | None")
+NESTED = {
+    "a string inside": Optional["PPCapableObserver"],
+    "a string inside Annotated": Annotated["PPCapableObserver", 1],
+    "a string of a string": "'PPCapableObserver'",
+    "a NewType": NewObserver,
+    "a bound TypeVar": BoundT,
+    "an alias": Alias,
+}
+
+
+@pytest.mark.parametrize("annotation", NESTED.values(), ids=NESTED)
+def test_an_annotation_is_looked_through_to_the_protocol(annotation) -> None:
+    def function(first: PPCapableObserver, second) -> None: ...
+
+    function.__annotations__["second"] = annotation
+    checked = pp_boundary(function)
+    checked(GOOD, GOOD)
+    with pytest.raises(errors.PPProtocolError, match="'second'"):
+        checked(GOOD, object())
+
+
+def test_a_wrapper_that_takes_other_parameters_is_refused() -> None:
+    def inner(observer: PPCapableObserver, scale: int = 1) -> None: ...
+
+    @functools.wraps(inner)
+    def adds(timeout, *args, **kwargs): ...
+
+    @functools.wraps(inner)
+    def renames(obs, scale=1): ...
+
+    @functools.wraps(inner)
+    def swaps(scale, observer): ...
+
+    for wrapper in (adds, renames, swaps):
+        with pytest.raises(TypeError, match="takes other parameters than"):
+            pp_boundary(wrapper)
+
+    def undeclared(*args, **kwargs): ...
+
+    undeclared.__signature__ = inspect.signature(inner)
+    with pytest.raises(TypeError, match="nothing to check"):
+        pp_boundary(undeclared)
+    with pytest.raises(TypeError, match="decorates functions"):
+        pp_boundary(functools.wraps(functools.partial(inner))(lambda *args, **kwargs: None))
+
+
+def test_a_wrapper_may_add_arguments_itself() -> None:
+    @pp_boundary
+    @mock.patch("os.getcwd")
+    def patched(observer: PPCapableObserver, getcwd) -> str:
+        return "ran"
+
+    assert patched(GOOD) == "ran"
+    with pytest.raises(errors.PPProtocolError):
+        patched(object())
+
+
+def test_a_default_has_to_be_what_the_annotation_says() -> None:
+    def function(observer: PPCapableObserver = None) -> None: ...  # the fault
+
+    with pytest.raises(TypeError, match=r"the default of 'observer' of .* it is None"):
+        pp_boundary(function)
+
+
+def test_a_coroutine_under_a_plain_wrapper_is_checked_when_it_is_awaited() -> None:
+    @pp_boundary
+    @torch.no_grad()
+    async def coroutine(observer: PipelineParallelSamplingObserver) -> DeviceAuxiliaryOutput:
+        return observer.from_pp_tensors({})
+
+    assert isinstance(asyncio.run(coroutine(GOOD)), Output)
+    bad = types.SimpleNamespace(from_pp_tensors=lambda tensors: 3)
+    with pytest.raises(errors.ReconstructionError):
+        asyncio.run(coroutine(bad))
 
 
 def nothing_to_check(x: int) -> int:

@@ -31,6 +31,7 @@ def test_without_a_code_all_are_listed(capsys) -> None:
     assert main(["explain"]) == 0
     text = capsys.readouterr().out
     assert text == listed() + "\n"
+    assert max(map(len, text.splitlines())) <= 100
     assert [line.split()[0] for line in text.splitlines()] == list(CATALOGUE)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from pp_protocol import static
 from pp_protocol.catalogue import CATALOGUE
 from pp_protocol.cli import main
 
@@ -32,10 +33,16 @@ def pp_protocol(*arguments: str, cwd: pathlib.Path) -> subprocess.CompletedProce
     )
 
 
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """One working directory, and so one cache of mypy, for all commands that are run."""
+    return tmp_path_factory.mktemp("working-directory")
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("stages", [2, 4])
-def test_the_reference_passes(stages: int, tmp_path: pathlib.Path) -> None:
-    done = pp_protocol("check", "--reference", "--stages", str(stages), cwd=tmp_path)
+def test_the_reference_passes(stages: int, shared: pathlib.Path) -> None:
+    done = pp_protocol("check", "--reference", "--stages", str(stages), cwd=shared)
     assert (done.returncode, done.stderr) == (0, "")
     assert "pp_protocol.reference:LogprobObserver" in done.stdout
     for part in ("load", "conformance", "pipeline"):
@@ -47,9 +54,9 @@ def test_the_reference_passes(stages: int, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_wrong_observer_is_exit_1_and_a_table_says_what_to_do(tmp_path: pathlib.Path) -> None:
+def test_a_wrong_observer_is_exit_1_and_a_table_says_what_to_do(shared: pathlib.Path) -> None:
     targets = ["pipeline_observers:AliasedOutput", "pipeline_observers:RaisesInFrom"]
-    done = pp_protocol("check", *targets, "--steps", "2", cwd=tmp_path)
+    done = pp_protocol("check", *targets, "--steps", "2", cwd=shared)
     assert done.returncode == 1
     table = done.stdout[done.stdout.rindex("\n\n") :]
     for text in (
@@ -66,27 +73,27 @@ def test_a_wrong_observer_is_exit_1_and_a_table_says_what_to_do(tmp_path: pathli
 
 
 @pytest.mark.processes
-def test_a_warning_is_printed_and_does_not_fail(tmp_path: pathlib.Path) -> None:
-    done = pp_protocol("check", "pipeline_observers:AliasedState", "--steps", "2", cwd=tmp_path)
+def test_a_warning_is_printed_and_does_not_fail(shared: pathlib.Path) -> None:
+    done = pp_protocol("check", "pipeline_observers:AliasedState", "--steps", "2", cwd=shared)
     assert done.returncode == 0
     assert "[aliased-state] warning:" in done.stdout
 
 
 @pytest.mark.processes
-def test_an_observer_without_any_output_is_exit_2(tmp_path: pathlib.Path) -> None:
-    done = pp_protocol("check", "pipeline_observers:Inactive", "--steps", "2", cwd=tmp_path)
+def test_an_observer_without_any_output_is_exit_2(shared: pathlib.Path) -> None:
+    done = pp_protocol("check", "pipeline_observers:Inactive", "--steps", "2", cwd=shared)
     assert done.returncode == 2
     assert "active in 0, before_grammar gave a state in 0" in " ".join(done.stdout.split())
     assert "[no-output] nothing was transported" in done.stdout
 
 
 @pytest.mark.processes
-def test_inputs_are_supplied_and_their_fault_is_exit_2(tmp_path: pathlib.Path) -> None:
+def test_inputs_are_supplied_and_their_fault_is_exit_2(shared: pathlib.Path) -> None:
     observer = "pipeline_observers:NeedsInputs"
-    good = pp_protocol("check", observer, "--inputs", "pipeline_observers:inputs", cwd=tmp_path)
+    good = pp_protocol("check", observer, "--inputs", "pipeline_observers:inputs", cwd=shared)
     assert (good.returncode, good.stderr) == (0, "")
     wrong = "pipeline_observers:raising_inputs"
-    bad = pp_protocol("check", observer, "--inputs", wrong, cwd=tmp_path)
+    bad = pp_protocol("check", observer, "--inputs", wrong, cwd=shared)
     assert bad.returncode == 2
     assert "[inputs]" in bad.stdout
     assert "no recording to be found" in bad.stdout
@@ -95,6 +102,8 @@ def test_inputs_are_supplied_and_their_fault_is_exit_2(tmp_path: pathlib.Path) -
 @pytest.fixture
 def modules(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
     monkeypatch.chdir(tmp_path)
+    # its own tests are in test_static; each new directory would make mypy read torch anew
+    monkeypatch.setattr(static, "mypy_is_there", lambda: False)
     path, loaded = list(sys.path), set(sys.modules)
     yield tmp_path
     sys.path[:] = path
@@ -293,13 +302,13 @@ ENDINGS = {
 @pytest.mark.processes
 @pytest.mark.skipif(not pathlib.Path("/proc/self/task").exists(), reason="looks into /proc")
 @pytest.mark.parametrize("how", ENDINGS)
-def test_an_end_from_outside_leaves_nothing_behind(how: str, tmp_path: pathlib.Path) -> None:
+def test_an_end_from_outside_leaves_nothing_behind(how: str, shared: pathlib.Path) -> None:
     number, group, status = ENDINGS[how]
     twice = "twice" in how
     command = [sys.executable, "-m", "pp_protocol", "check", "pipeline_observers:Slow"]
     process = subprocess.Popen(
         command,
-        cwd=tmp_path,
+        cwd=shared,
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -59,7 +59,7 @@ def test_no_output(pp_pipeline): pp_pipeline(Inactive, steps=1)
 """
 RIGHT = """
 import torch
-from pipeline_observers import Good, NoState
+from pipeline_observers import Good, Inactive, NoState
 from pp_protocol import add_auxiliary_output_to_pp_tensors
 from pp_protocol.pytest_plugin import assert_pp_capable
 
@@ -69,6 +69,11 @@ def test_values(pp_round_trip):
     logits = torch.zeros(2, 4)
     output = pp_round_trip(Good, logits, torch.tensor([1, 2]))
     assert torch.allclose(output.tensors["logsumexp"], torch.tensor(4.0).log().expand(2))
+def test_inactive(pp_round_trip): assert pp_round_trip(Inactive) is None
+def test_token_that_is_allowed(pp_round_trip):
+    from pp_protocol.reference import LogprobObserver
+    output = pp_round_trip(LogprobObserver, torch.tensor([[0.0, 9.0, 1.0, 0.0]]))
+    assert output.token_logprobs.item() == torch.tensor([0.0, 9.0, 1.0, 0.0]).log_softmax(0)[2]
 def test_wire(pp_wire):
     before = dict(pp_wire)
     add_auxiliary_output_to_pp_tensors(pp_wire, None)
@@ -94,7 +99,7 @@ def test_what_is_wrong_fails_with_the_report(tmp_path: pathlib.Path) -> None:
 def test_what_is_right_passes(tmp_path: pathlib.Path) -> None:
     (tmp_path / "test_right.py").write_text(RIGHT)
     done = run_pytest(tmp_path)
-    assert "4 passed" in done.stdout, done.stdout
+    assert "6 passed" in done.stdout, done.stdout
 
 
 def test_a_run_that_does_not_use_it_imports_no_torch(tmp_path: pathlib.Path) -> None:

@@ -37,6 +37,7 @@ def test_the_plug_in_passes_the_command_beside_it(tmp_path: pathlib.Path) -> Non
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"^r0 0 \(\d+,\) \d\.\d+$", done.stdout, re.MULTILINE)
+    assert re.search(r"^  static +ok .*mypy: no error$", done.stdout, re.MULTILINE)
     assert "10 outputs (tensors of 1 name) in 10 of 12 steps" in done.stdout
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import pathlib
+import sys
 import types
 import typing
+import weakref
 from collections.abc import Awaitable, Mapping
 
 import pytest
@@ -200,8 +202,7 @@ def test_a_payload_that_is_its_own_host_output_has_to_consume() -> None:
         def copy_to_host(self, copy_tensor): ...
 
     Payload.copy_to_host.__annotations__["return"] = Payload
-    declared, missing = check_output(Payload()).problems
-    assert (declared.member, declared.severity) == (COPY_TO_HOST.name, "warning")
+    (missing,) = check_output(Payload()).problems
     assert (missing.member, missing.code) == (CONSUME.name, "host-output")
 
 
@@ -225,6 +226,60 @@ def test_a_report_says_where_prints_raises_and_is_json() -> None:
     assert str(good) == "observers.Observer conforms"
     good.raise_if_failed()
     assert check_output(Output({})).ok
+
+
+class Odd:
+    """Objects that do not let themselves be asked, or answer with something else."""
+
+    class LyingClass(Observer):
+        __class__ = property(raising)
+
+    class Exits(Observer):
+        from_pp_tensors = property(lambda self: sys.exit("from a property"))
+
+    class Answers(Observer):
+        def __getattribute__(self, name: str) -> typing.Any:
+            return None if name == "from_pp_tensors" else object.__getattribute__(self, name)
+
+    class RunsCode(Observer):
+        def from_pp_tensors(self, tensors) -> LOG.append(1): ...
+
+    class GivesAClass(Observer):
+        def from_pp_tensors(self, tensors) -> type[Output]: ...
+
+
+LOG: list[int] = []
+
+
+def test_objects_that_are_odd_are_reported_and_run_nothing() -> None:
+    assert check_observer(Odd.LyingClass()).ok
+    assert "raised SystemExit" in check_observer(Odd.Exits()).problems[0].found
+    assert "no method but NoneType" in check_observer(Odd.Answers()).problems[0].found
+    assert check_observer(Odd.RunsCode()).ok
+    assert LOG == []
+    assert "declared to return type" in check_observer(Odd.GivesAClass()).problems[0].found
+    dead = weakref.proxy(Observer())
+    assert len(check_observer(dead).problems) == 4
+
+
+def test_what_a_wrapper_hides_is_located_where_it_is_written() -> None:
+    class Wrapped(Observer):
+        @torch.no_grad()
+        def from_pp_tensors(self, tensors) -> torch.Tensor: ...
+
+    assert check_observer(Wrapped()).problems[0].file == __file__
+
+
+def test_near_misses_are_methods_of_nearly_that_name() -> None:
+    class Near(torch.nn.Module):
+        consumed = True
+
+        def is_inactive(self, sampling_info): ...
+        def from_pp_tensor(self, tensors): ...
+
+    advice = {problem.member: problem.advice for problem in check_observer(Near()).problems}
+    assert "did you mean from_pp_tensors?" in advice["from_pp_tensors"]
+    assert "did you mean" not in advice["is_active"]
 
 
 def test_a_property_is_read_once_and_judged() -> None:

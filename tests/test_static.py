@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from torch import Tensor
+from pp_protocol import PPCapableObserver
 
 class Output:
     def to_pp_tensors(self) -> dict[str, Tensor]: return {}
@@ -43,13 +44,34 @@ class CannotSend(Good):
 class Local:
     def copy_to_host(self, copy_tensor: Callable[[Tensor], Tensor]) -> Output: return Output()
 
+class Talkative(Good):
+    def is_active(self, sampling_info: Any) -> bool: return not print("for nobody")
+    def before_grammar(self, logits: Tensor, sampling_info: Any) -> Any: return logits.sum(-1)
+    def after_sample(self, state: Any, token_ids: Tensor) -> Output | None: return None
+
 class Unannotated:
     def is_active(self, sampling_info): return True
     def before_grammar(self, logits, sampling_info): return logits
     def after_sample(self, state, token_ids): return None
     def from_pp_tensors(self, tensors): return None
 
+class Derived(PPCapableObserver[Output]):
+    def is_active(self, sampling_info: Any) -> bool: return True
+    def before_grammar(self, logits: Tensor, sampling_info: Any) -> Any: return logits
+    def after_sample(self, state: Any, token_ids: Tensor) -> Output | None: return None
+    def from_pp_tensors(self, tensors: Mapping[str, Tensor]) -> Output | None: return None
+
+class Half(Good):
+    def from_pp_tensors(self, tensors: Mapping[str, Tensor]): return Output()
+
+def untyped(function): return function
+
+class Decorated(Good):
+    @untyped
+    def from_pp_tensors(self, tensors: Mapping[str, Tensor]) -> Output: return Output()
+
 def factory() -> Good: return Good()
+def perhaps() -> Good | None: return Good()
 def untyped_factory(): return Good()
 instance = Good()
 broken: int = "elsewhere"
@@ -57,8 +79,11 @@ broken: int = "elsewhere"
 
 
 @pytest.fixture
-def user(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """A user's directory with a plug-in in it."""
+def user(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A user's directory with a plug-in in it; the same for all, so that mypy reads torch once."""
+    tmp_path = tmp_path_factory.getbasetemp() / "user"
+    shutil.rmtree(tmp_path, ignore_errors=True)
+    tmp_path.mkdir()
     (tmp_path / "static_plugin.py").write_text(PLUGIN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
@@ -82,9 +107,13 @@ def test_a_right_observer_has_no_finding(target: str, user: pathlib.Path) -> Non
     assert sorted(os.listdir(user)) == ["static_plugin.py"]
 
 
+def line_of(text: str) -> int:
+    return next(n for n, line in enumerate(PLUGIN.splitlines(), 1) if text in line)
+
+
 WRONG = {
-    "Optional_": ("def from_pp_tensors", "Output | None", 19),
-    "CannotSend": ("def after_sample", "Local | None", 23),
+    "Optional_": ("def from_pp_tensors", "Output | None", "Output | None:  # type"),
+    "CannotSend": ("def after_sample", "Local | None", "Local | None: return"),
 }
 
 
@@ -97,21 +126,61 @@ def test_a_wrong_one_is_found_on_the_line_of_its_member(target: str, user: pathl
     assert finding.code == "static"
     for text in (f'"{target}"', '"PPCapableObserver', "Expected:", "Got:", member, got):
         assert text in finding.found
-    assert (pathlib.Path(finding.file).name, finding.line) == ("static_plugin.py", line)
+    assert (pathlib.Path(finding.file).name, finding.line) == ("static_plugin.py", line_of(line))
+
+
+def test_a_wrong_override_of_a_derived_class_decides_as_well(user: pathlib.Path) -> None:
+    part = part_of("static_plugin:Derived")
+    (finding,) = part.findings
+    assert 'incompatible with return type "Output"' in finding.found
+    assert finding.line == line_of("class Derived") + 4
+    assert part.verdict == "fails"
+
+
+def test_a_factory_that_may_give_none_is_blamed_itself(user: pathlib.Path) -> None:
+    (finding,) = part_of("static_plugin:perhaps").findings
+    assert '"Good | None"' in finding.found
+    assert finding.line == line_of("def perhaps")
+
+
+def test_a_module_that_mypy_does_not_follow_is_unseen(user: pathlib.Path) -> None:
+    (user / "mypy.ini").write_text("[mypy]\nignore_errors = True\n")
+    part = part_of("static_plugin:Optional_")
+    assert part.verdict == "ok"
+    assert "silences" in part.summary
+
+
+def test_the_cache_is_the_user_s_and_this_directory_s(
+    user: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = static.cache_directory()
+    assert str(here).startswith(str(ROOT / ".mypy_cache" / "user"))
+    (user / "other").mkdir()
+    monkeypatch.chdir(user / "other")
+    assert static.cache_directory() != here
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert static.cache_directory().is_absolute()
+    monkeypatch.setattr(pathlib.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError))
+    assert static.cache_directory().is_absolute()
 
 
 def test_an_error_elsewhere_in_the_module_is_a_warning_with_its_place(user: pathlib.Path) -> None:
     part = part_of("static_plugin:Good")
-    (warning,) = part.warnings
+    warning = part.warnings[-1]
     assert 'expression has type "str"' in warning.found
-    assert (pathlib.Path(warning.file).name, warning.line) == ("static_plugin.py", 37)
+    assert (pathlib.Path(warning.file).name, warning.line) == (
+        "static_plugin.py",
+        line_of("broken"),
+    )
 
 
 @pytest.mark.parametrize(
     ("target", "why"),
     [
-        ("Unannotated", "no annotations on is_active, before_grammar, after_sample, from_pp_t"),
-        ("untyped_factory", "mypy takes it for Any"),
+        ("Unannotated", "not all is annotated of is_active, before_grammar, after_sample, "),
+        ("untyped_factory", "mypy takes it, or a result, for Any"),
+        ("Half", "not all is annotated of from_pp_tensors"),
+        ("Decorated", "mypy takes it, or a result, for Any"),
     ],
 )
 def test_what_mypy_cannot_see_is_said_and_fails_where_static_is_required(
@@ -127,7 +196,7 @@ def test_what_mypy_cannot_see_is_said_and_fails_where_static_is_required(
 
 
 def test_the_user_s_own_configuration_applies(user: pathlib.Path) -> None:
-    (user / "mypy.ini").write_text("[mypy]\ndisable_error_code = assignment\n")
+    (user / "mypy.ini").write_text("[mypy]\ndisable_error_code = assignment, override\n")
     part = part_of("static_plugin:Optional_")
     assert (part.verdict, part.findings, part.warnings) == ("ok", [], [])
 
@@ -170,8 +239,30 @@ def test_all_parts_are_run_and_the_formats_say_the_same(
     }
     (finding,) = parts["static"]["findings"]
     assert set(finding) == {"code", "found", "advice", "file", "line"}
-    assert finding["line"] == 19
+    assert finding["line"] == line_of("Output | None:  # type")
     assert parts["pipeline"]["findings"][0]["code"] == "no-output"
+
+
+def test_what_an_observer_prints_is_no_part_of_the_json(user: pathlib.Path) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pp_protocol", "check", "static_plugin:Talkative"),
+            *("--steps", "1", "--format", "json"),
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert json.loads(done.stdout)["status"] == done.returncode == 2
+    assert "for nobody" in done.stderr
+
+
+def test_without_a_target_there_is_an_object_too(
+    user: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "--format", "json"]) == 2
+    assert json.loads(capsys.readouterr().out) == {"version": 1, "status": 2, "targets": []}
 
 
 def test_annotations_are_on_the_user_s_file_and_line_and_escaped(user: pathlib.Path) -> None:
@@ -191,7 +282,7 @@ def test_the_hooks_of_pre_commit_run_in_the_author_s_environment(user: pathlib.P
     source = user / "hooks"
     source.mkdir()
     shutil.copy(ROOT / ".pre-commit-hooks.yaml", source)
-    (user / "static_plugin.py").write_text(PLUGIN.replace('broken: int = "elsewhere"', ""))
+    (user / "static_plugin.py").write_text(PLUGIN[: PLUGIN.index("class Optional_")])
     environment = {
         **os.environ,
         "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]),
