@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from types import CoroutineType, MethodType
+from types import CoroutineType
 from typing import Annotated, Any, TypeVar, overload
 
 from beartype import beartype
@@ -36,6 +36,8 @@ from .guarding import beartype_is_off, guarded
 
 PREFIX = "__sampling_observer_output__."
 """What the keys of auxiliary tensors begin with in the dict between stages: SGLang's wire."""
+_PREFIX_LENGTH = len(PREFIX)
+_rebuilders = judge_from_pp_tensors.believed  # type: ignore[attr-defined]  # see `remembering`
 
 
 class Refused(Exception):  # noqa: N818  # no error of the package: `pop_…` makes one of it
@@ -75,14 +77,14 @@ def rebuild(
     payload = {}
     for key in keys:
         tensor = tensors[key]
-        name = str.removeprefix(key, PREFIX)
+        name = key[_PREFIX_LENGTH:]
         if type(tensor) is not Tensor or not name:
             _check_received(name, tensor)
         payload[name] = tensor
     finding = None
     try:
         method = observer.from_pp_tensors
-        if not is_own_method(observer, method, "from_pp_tensors"):
+        if id(type(observer)) not in _rebuilders:  # read from a property, for instance
             finding = unusable_callable(method, FROM_PP_TENSORS)
         if finding is None:
             return method(payload)
@@ -120,15 +122,6 @@ def _check_received(name: str, tensor: object) -> None:
             tensor=name,
             beginning=NonTensorError.beginning_received,
         )
-
-
-def is_own_method(obj: object, method: object, name: str) -> bool:
-    """Whether `method` is the method of that name that was judged, not what a property gave."""
-    return (
-        type(method) is MethodType
-        and method.__self__ is obj
-        and getattr(method.__func__, "__name__", None) == name
-    )
 
 
 def is_tensor(value: object) -> TypeIs[Tensor]:

@@ -325,41 +325,62 @@ def _misfit(call: _Call, arguments: int) -> str | None:
     return None
 
 
-def remembering(member: Member) -> Callable[[object], Finding | None]:
+class Judge:
     """`unusable` for one member, that remembers for which types a plain method was usable.
 
-    A type is believed only while it gives the same function and the object's bound method is made
-    of it, so that a method deleted, replaced, shadowed on the instance or made static is judged
-    anew. Types and functions are referred to weakly.
+    `believed` holds the id of a type and that of its function. A type is believed only while an
+    object's bound method is made of that very function, so that a method deleted, replaced,
+    shadowed on the instance or made static is judged anew; and only while both are alive, to which
+    it refers weakly.
     """
-    name = member.name
-    usable: dict[int, tuple[weakref.ref[types.FunctionType], weakref.ref[type]]] = {}
 
-    def judge(obj: object) -> Finding | None:
-        cls = type(obj)
-        remembered = usable.get(id(cls))
-        if remembered is not None:
-            function = remembered[0]()
-            if getattr(cls, name, None) is function is not None:
-                method = getattr(obj, name, None)
-                if type(method) is types.MethodType and method.__func__ is function:
-                    return None
-        finding = unusable(obj, member)
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.believed: dict[int, int] = {}
+        self._alive: dict[int, tuple[weakref.ref[Any], ...]] = {}
+
+    def __call__(self, obj: object) -> Finding | None:
+        finding = unusable(obj, self.member)
         if finding is None:
-            remember(obj, cls)
+            self._remember(obj)
         return finding
 
-    def remember(obj: object, cls: type) -> None:
+    def _remember(self, obj: object) -> None:
+        cls = type(obj)
+        key = id(cls)
+
+        def forget(_: object) -> None:
+            self.believed.pop(key, None)
+            self._alive.pop(key, None)
+
         if overrides_getattribute(cls) or overrides_getattribute(type(cls)):
             return  # looking again would run it
-        found = look_up(obj, name)
-        if found is None or found.owner is None or type(found.raw) is not types.FunctionType:
+        found = look_up(obj, self.member.name)
+        if found is None or found.owner is None:
             return
-        key = id(cls)
-        forget = weakref.ref(cls, lambda _: usable.pop(key, None))
-        usable[key] = weakref.ref(found.raw), forget
+        if type(found.raw) is not types.FunctionType:
+            forget(None)  # of what the class had before
+            return
 
-    return judge
+        self._alive[key] = weakref.ref(cls, forget), weakref.ref(found.raw, forget)
+        self.believed[key] = id(found.raw)
+
+
+def remembering(member: Member) -> Callable[[object], Finding | None]:
+    """A `Judge` of one member behind the shortest way to what it remembers."""
+    judge, name = Judge(member), member.name
+    believed = judge.believed
+
+    def judged(obj: object) -> Finding | None:
+        known = believed.get(id(type(obj)))
+        if known is not None:
+            method = getattr(obj, name, None)
+            if type(method) is types.MethodType and id(method.__func__) == known:
+                return None
+        return judge(obj)
+
+    judged.believed = believed  # type: ignore[attr-defined]  # for who has read the method anyway
+    return judged
 
 
 judge_from_pp_tensors = remembering(FROM_PP_TENSORS)

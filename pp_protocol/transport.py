@@ -6,12 +6,13 @@ from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any
 
+from torch import Tensor
+
 from .boundary import (
     PREFIX,
     Refused,
     add_note,
     close_quietly,
-    is_own_method,
     is_tensor,
     not_rebuilt,
     rebuild,
@@ -27,7 +28,9 @@ from .errors import (
     WireError,
     type_name,
 )
-from .wire import travels_as_it_is, wire_form
+from .wire import LOWEST_ADDRESS, PLAIN_DTYPES, wire_form
+
+_senders = judge_to_pp_tensors.believed  # type: ignore[attr-defined]  # see `remembering`
 
 
 def add_auxiliary_output_to_pp_tensors(tensors: MutableMapping[str, Any], output: Any) -> None:
@@ -59,15 +62,20 @@ def add_auxiliary_output_to_pp_tensors(tensors: MutableMapping[str, Any], output
     for name, tensor in payload.items():
         if type(name) is not str or not name:
             raise _bad_name(output, name, payload)
-        if not travels_as_it_is(tensor):
-            if not is_tensor(tensor):
-                raise NonTensorError.about(
-                    f"to_pp_tensors of {type_name(output)}",
-                    f"gave {type_name(tensor)} for it",
-                    "Make it a tensor, torch.as_tensor(value) for instance, or leave it out.",
-                    tensor=name,
-                )
-            tensor = wire_form(name, tensor)
+        try:  # one look for what most tensors are; `wire_form` looks again, and says what is wrong
+            as_it_is = (
+                type(tensor) is Tensor
+                and tensor.dtype in PLAIN_DTYPES
+                and not tensor.requires_grad
+                and tensor.is_contiguous()
+                and not tensor.is_nested
+                and not tensor.is_neg()
+                and tensor.data_ptr() >= LOWEST_ADDRESS  # 0 for meta tensors, and for empty ones
+            )
+        except RuntimeError:  # data_ptr() of a tensor that has none: sparse, or inside vmap
+            as_it_is = False
+        if not as_it_is:
+            tensor = _wire_form(output, name, tensor)
         key = PREFIX + name
         if key in tensors:
             raise DuplicateTensorError.about(
@@ -77,7 +85,21 @@ def add_auxiliary_output_to_pp_tensors(tensors: MutableMapping[str, Any], output
                 tensor=name,
             )
         staged[key] = tensor
-    _put(tensors, staged)
+    if type(tensors) is dict:
+        tensors.update(staged)
+    else:
+        _put(tensors, staged)
+
+
+def _wire_form(output: object, name: str, tensor: object) -> Tensor:
+    if is_tensor(tensor):
+        return wire_form(name, tensor)
+    raise NonTensorError.about(
+        f"to_pp_tensors of {type_name(output)}",
+        f"gave {type_name(tensor)} for it",
+        "Make it a tensor, torch.as_tensor(value) for instance, or leave it out.",
+        tensor=name,
+    )
 
 
 def pop_auxiliary_output_from_pp_tensors(
@@ -105,11 +127,19 @@ def pop_auxiliary_output_from_pp_tensors(
         Exception: whatever `from_pp_tensors` raises comes out unchanged, with a note (Python
             3.11 and later) that names the observer and the tensors.
     """
-    keys = _auxiliary_keys(tensors)
+    if type(tensors) is dict:
+        try:  # most messages carry none, and one search says so
+            if PREFIX not in "\n".join(tensors):
+                return None
+            keys = [key for key in tensors if key.startswith(PREFIX)]
+        except TypeError:  # a key that is no str
+            keys = _auxiliary_keys(tensors)
+    else:
+        keys = _auxiliary_keys(tensors)
+        if keys:
+            _require_mapping(tensors, writable=True)
     if not keys:
         return None
-    if type(tensors) is not dict:
-        _require_mapping(tensors, writable=True)
     try:
         output = rebuild(observer, tensors, keys)
     except Refused as refused:
@@ -143,13 +173,7 @@ def discard_auxiliary_output(tensors: MutableMapping[str, Any]) -> tuple[str, ..
 
 
 def _auxiliary_keys(tensors: Mapping[Any, Any]) -> list[str]:
-    if type(tensors) is dict:
-        try:  # most messages carry none, and one search says so
-            if PREFIX not in "\n".join(tensors):
-                return []
-        except TypeError:  # a key that is no str
-            pass
-    else:
+    if type(tensors) is not dict:
         _require_mapping(tensors, writable=False)
     return [key for key in tensors if issubclass(type(key), str) and str.startswith(key, PREFIX)]
 
@@ -171,16 +195,17 @@ def _require_mapping(tensors: object, *, writable: bool) -> None:
         )
 
 
-def _payload(output: object) -> Mapping[Any, Any]:
-    finding = judge_to_pp_tensors(output)
-    given: Any = None
+def _payload(output: Any) -> Mapping[Any, Any]:
+    finding, given = judge_to_pp_tensors(output), None
     if finding is None:
         try:
-            method = output.to_pp_tensors  # type: ignore[attr-defined]  # as just judged
-            if not is_own_method(output, method, "to_pp_tensors"):
+            method = output.to_pp_tensors
+            if id(type(output)) not in _senders:  # read from a property, for instance
                 finding = unusable_callable(method, TO_PP_TENSORS)
             if finding is None:
                 given = method()
+                if type(given) is dict and given:
+                    return given
                 if type(given) is not dict and issubclass(type(given), Mapping):
                     given = dict(given)
         except Exception as error:
@@ -210,9 +235,6 @@ def _bad_name(output: object, name: object, payload: Mapping[Any, Any]) -> Tenso
 
 
 def _put(tensors: MutableMapping[Any, Any], staged: Mapping[str, Any]) -> None:
-    if type(tensors) is dict:
-        tensors.update(staged)
-        return
     try:
         for key, tensor in staged.items():
             tensors[key] = tensor
@@ -226,7 +248,10 @@ def _put(tensors: MutableMapping[Any, Any], staged: Mapping[str, Any]) -> None:
 def _remove(tensors: MutableMapping[Any, Any], keys: list[str]) -> None:
     if type(tensors) is dict:
         for key in keys:
-            tensors.pop(key, None)
+            try:
+                del tensors[key]
+            except KeyError:  # the observer has taken it out itself
+                continue
         return
     kept = {key: tensors[key] for key in keys}
     try:

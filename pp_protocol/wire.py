@@ -27,24 +27,8 @@ PLAIN_DTYPES = frozenset(dtype for dtype in _NCCL_DTYPES if not dtype.is_complex
 """Dtypes that every backend carries, and that can be neither conjugated nor quantized."""
 
 
-_LOWEST_ADDRESS = 1 << 32
+LOWEST_ADDRESS = 1 << 32
 """Below it an address may be an offset into memory that was freed: then look more closely."""
-
-
-def travels_as_it_is(tensor: Tensor) -> bool:
-    """Whether `tensor` can be sent as the object that it is: one look, and no copy, for most."""
-    try:
-        return (
-            type(tensor) is Tensor
-            and tensor.dtype in PLAIN_DTYPES
-            and not tensor.requires_grad
-            and tensor.is_contiguous()
-            and not tensor.is_nested
-            and not tensor.is_neg()
-            and tensor.data_ptr() >= _LOWEST_ADDRESS  # 0 for meta tensors, and for empty ones
-        )
-    except RuntimeError:  # data_ptr() of a tensor that has none: sparse, or inside vmap
-        return False
 
 
 def wire_form(name: str, tensor: Tensor) -> Tensor:

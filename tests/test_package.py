@@ -175,7 +175,7 @@ MUTATIONS = {
         "    try:\n        output = rebuild(",
         [],
     ),
-    "a tensor as it is": ("transport.py", "tensor = wire_form(name, tensor)", "pass", []),
+    "a tensor as it is": ("transport.py", "tensor = _wire_form(output, name, tensor)", "pass", []),
     "a guard by name alone": (
         "conformance.py",
         "    name = member.name\n    define =",
