@@ -27,6 +27,7 @@ suite: .venv/installed
 	touch $@
 
 bench: .venv/installed
+	$(BIN)/python -W ignore tests/benchmarks/transport.py
 	$(BIN)/python -W ignore tests/benchmarks/boundary.py
 
 clean:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .transport import (
         pop_auxiliary_output_from_pp_tensors as pop_auxiliary_output_from_pp_tensors,
     )
+    from .wrapping import with_pp_transport as with_pp_transport
 
 _HOME = {
     "boundary": ("PREFIX", "pp_boundary"),
@@ -83,6 +84,7 @@ _HOME = {
         "has_auxiliary_output",
         "pop_auxiliary_output_from_pp_tensors",
     ),
+    "wrapping": ("with_pp_transport",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -36,6 +36,7 @@ from .transport import has_auxiliary_output as has_auxiliary_output
 from .transport import (
     pop_auxiliary_output_from_pp_tensors as pop_auxiliary_output_from_pp_tensors,
 )
+from .wrapping import with_pp_transport as with_pp_transport
 
 __version__: str
 __all__ = [
@@ -74,4 +75,5 @@ __all__ = [
     "pp_boundary",
     "require_pp_observer",
     "require_pp_output",
+    "with_pp_transport",
 ]

@@ -44,6 +44,7 @@ from pp_protocol import (
     pp_boundary,
     require_pp_observer,
     require_pp_output,
+    with_pp_transport,
 )
 from pp_protocol.catalogue import CATALOGUE, Entry
 from pp_protocol.pipeline import PipelineReport, run_pipeline
@@ -262,6 +263,12 @@ async def decorated() -> None:
     assert_type(await Engine.later(Observer()), bytes)
 
 
+def rebuild(tensors: Mapping[str, Tensor]) -> Output:
+    return Output(tensors["entropy"])
+
+
+wrapped: PPCapableObserver[Output] = with_pp_transport(PlainObserver(), rebuild, lambda output: {})
+assert_type(pop_auxiliary_output_from_pp_tensors(wire, wrapped), Output | None)
 checked: ConformanceReport = check_observer(Observer())
 problems: tuple[Problem, ...] = check_output(output).errors
 checked.raise_if_failed()

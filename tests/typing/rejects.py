@@ -20,6 +20,7 @@ from pp_protocol import (
     add_auxiliary_output_to_pp_tensors as add,
     pop_auxiliary_output_from_pp_tensors as pop,
     pp_boundary,
+    with_pp_transport,
 )
 from torch import Tensor
 
@@ -180,6 +181,9 @@ def install(observer: PPCapableObserver, rank: int = 0) -> str:
 install(Good())  # reject: the decorated signature is still there
 install(Good, rank="0")  # reject: all of it
 number: int = install  # reject: and it is a function
+
+with_pp_transport(Good(), Good().from_pp_tensors)  # reject: no hooks
+with_pp_transport(SendsWhatCannotTravel(), ReturnsTensor().from_pp_tensors)  # reject: a tensor
 
 # At the assignment.
 a: PipelineParallelSamplingObserver = Good  # reject: a class where an instance is meant
