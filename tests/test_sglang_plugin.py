@@ -153,6 +153,18 @@ def test_an_observer_that_cannot_do_its_part_is_refused_before_the_loop(
     assert "[True, True, True, True, True, True]" in out
 
 
+def test_a_scheduler_of_another_shape_starts_all_the_same(engine: pathlib.Path) -> None:
+    out = run(
+        """
+        install(); HookRegistry.apply_hooks()
+        one = mixin.SchedulerPPMixin(); one.init_pp_loop_state(); print(one.started)
+        """,
+        engine,
+    )
+    assert "True" in out
+    assert "WARNING pp_protocol cannot check the observer of this engine" in out
+
+
 def test_an_installation_that_did_not_take_cannot_be_missed(engine: pathlib.Path) -> None:
     out = run(
         """
