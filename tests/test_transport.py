@@ -664,6 +664,21 @@ def test_a_method_that_a_property_gives_is_judged_as_well() -> None:
                 add({}, observer)
 
 
+def test_a_property_that_replaces_a_method_after_a_success_is_judged_too() -> None:
+    class Changing(Observer):
+        def from_pp_tensors(self, tensors):
+            return Output(tensors)
+
+    observer = Changing()
+    assert pop({PREFIX + "x": T}, observer).tensors == {"x": T}
+    Changing.from_pp_tensors = property(lambda self: 3)
+    for _ in range(2):
+        with pytest.raises(errors.UnsupportedObserverError, match="no method but int"):
+            pop({PREFIX + "x": T}, observer)
+    del Changing.from_pp_tensors
+    assert pop({PREFIX + "x": T}, observer).tensors == {"x": T}
+
+
 def test_a_name_whose_comparison_raises_is_a_name_error() -> None:
     class Incomparable(str):
         __hash__ = str.__hash__
