@@ -153,7 +153,7 @@ def _conformance(observer: Any, part: Part) -> None:
         found = f"{report.subject} {problem.found}; expected {problem.expected}"
         put = part.findings if problem.severity == "error" else part.warnings
         put.append(Finding(problem.code, found, problem.advice, problem.file, problem.line))
-    wrong, members = len(report.errors), 4
+    wrong, members = len({problem.member for problem in report.errors}), 4
     part.verdict = OK if report.ok else FAILS
     part.summary = f"{members - wrong} of {members} members can be called"
 

@@ -14,7 +14,7 @@ import inspect
 import sys
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -152,41 +152,54 @@ def unusable(obj: object, member: Member) -> Finding | None:
 
     Runs no code of the user's: a property is let pass, and judged when its value is read.
     """
+    return next(iter(faults(obj, member)), None)
+
+
+def faults(obj: object, member: Member) -> list[Finding]:
+    """All that stands against the member, of which `unusable` gives the first."""
     name = member.name
     define = f"Define {member} on it."
     found = look_up(obj, name)
     if found is None:
         if obj is None:
-            return Finding(f"has no {name}: it is None", "Pass an object that has it.")
+            return [Finding(f"has no {name}: it is None", "Pass an object that has it.")]
         near = _near_miss(obj, name)
         if near is not None:
-            return Finding(f"has no {name}", f"It has {near}: did you mean {name}? {define}")
+            return [Finding(f"has no {name}", f"It has {near}: did you mean {name}? {define}")]
         if _type_has(obj, "__getattr__") or overrides_getattribute(type(obj)) or _is_proxy(obj):
-            return Finding(
-                f"has {name} only through __getattr__, which answers to every name",
-                f"Wrap it: with_pp_transport(...) gives it a real {member}.",
-            )
-        return Finding(f"has no {name}", define)
+            return [
+                Finding(
+                    f"has {name} only through __getattr__, which answers to every name",
+                    f"Wrap it: with_pp_transport(...) gives it a real {member}.",
+                )
+            ]
+        return [Finding(f"has no {name}", define)]
     raw, owner = found.raw, found.owner
-    if owner is not None and _body(owner).get("_is_protocol") is True:
-        return Finding(f"inherits {name} from the Protocol {owner.__name__}, unimplemented", define)
+    if owner is not None and is_protocol(owner):
+        unwritten = f"inherits {name} from the Protocol {owner.__name__}, unimplemented"
+        return [Finding(unwritten, define)]
     if raw is None:
-        return Finding(f"has {name} set to None", define)
+        return [Finding(f"has {name} set to None", define)]
     if owner is None:
-        return unusable_callable(raw, member)
+        return faults_of_callable(raw, member)
     if issubclass(type(raw), staticmethod):
-        return unusable_callable(raw.__func__, member)
+        return faults_of_callable(raw.__func__, member)
     if issubclass(type(raw), classmethod):
-        return unusable_callable(raw.__func__, member, bound=1)
+        return faults_of_callable(raw.__func__, member, bound=1)
     if issubclass(type(obj), type) and owner in _mro(obj):  # type: ignore[arg-type]  # a class
-        return Finding("is a class where an instance is meant", "Pass an instance of it.")
+        return [Finding("is a class where an instance is meant", "Pass an instance of it.")]
     if type(raw) is types.FunctionType:
-        return unusable_callable(raw, member, bound=1)
+        return faults_of_callable(raw, member, bound=1)
     if type(raw) is functools.partial:  # binds like a method since Python 3.14
-        return unusable_callable(raw, member, bound=int(sys.version_info >= (3, 14)))
+        return faults_of_callable(raw, member, bound=int(sys.version_info >= (3, 14)))
     if has_to_be_read(obj, member):
-        return None  # the boundary reads it once, and judges what it gets
-    return unusable_callable(raw, member)
+        return []  # the boundary reads it once, and judges what it gets
+    return faults_of_callable(raw, member)
+
+
+def is_protocol(cls: type | None) -> bool:
+    """Whether what its body holds was never implemented."""
+    return cls is not None and _body(cls).get("_is_protocol") is True
 
 
 _JUDGED_AS_STORED = (
@@ -221,7 +234,7 @@ def unusable_in_instances_of(cls: type, member: Member) -> Finding | None:
         annotated = any(member.name in names for names in declared if type(names) is dict)
         return None if open_ended or annotated else Finding(f"has no {member.name}", "")
     if type(found.raw) is types.FunctionType:
-        return unusable_callable(found.raw, member, bound=1)
+        return next(iter(faults_of_callable(found.raw, member, bound=1)), None)
     return None
 
 
@@ -246,22 +259,26 @@ def overrides_getattribute(cls: type) -> bool:
     return found is not None and type(found.raw) is types.FunctionType  # many C types have one
 
 
-def unusable_callable(value: object, member: Member, *, bound: int = 0) -> Finding | None:
-    """Why `value` cannot be called as `member`; `bound` arguments are put in front by Python."""
+def unusable_callable(value: object, member: Member) -> Finding | None:
+    """Why `value` cannot be called as `member`; None if it can."""
+    return next(iter(faults_of_callable(value, member)), None)
+
+
+def faults_of_callable(value: object, member: Member, *, bound: int = 0) -> list[Finding]:
+    """All that stands against `value`; `bound` arguments are put in front by Python."""
     has = f"has {'an' if member.name[0] in 'aeiou' else 'a'} {member.name}"
     if not callable(value):
-        return Finding(f"{has} that is no method but {type_name(value)}", f"Define {member} on it.")
+        found = f"{has} that is no method but {type_name(value)}"
+        return [Finding(found, f"Define {member} on it.")]
     call = _python_call(value, bound)
     if call is None:  # a C function, for one: nothing is known against it
-        return None
-    for flag, what in _DEFERRED_CODE:
-        if call.function.__code__.co_flags & flag:
-            advice = f"Make {member.name} a plain function that returns its result."
-            return Finding(f"{has} that {what}", advice)
-    misfit = _misfit(call, len(member.arguments))
-    if misfit is None:
-        return None
-    return Finding(f"{has} that {misfit}", f"It is called as {member}, positionally.")
+        return []
+    plain = f"Make {member.name} a plain function that returns its result."
+    deferred = [what for flag, what in _DEFERRED_CODE if call.function.__code__.co_flags & flag]
+    called = f"It is called as {member}, positionally."
+    return [Finding(f"{has} that {what}", plain) for what in deferred[:1]] + [
+        Finding(f"{has} that {misfit}", called) for misfit in _misfits(call, len(member.arguments))
+    ]
 
 
 @dataclass(frozen=True)
@@ -310,19 +327,18 @@ def _call_member(value: object) -> tuple[object, int]:
     return (call.raw, 1) if type(call.raw) is types.FunctionType else (None, 0)
 
 
-def _misfit(call: _Call, arguments: int) -> str | None:
+def _misfits(call: _Call, arguments: int) -> Iterator[str]:
     code, given = call.function.__code__, call.bound + arguments
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     required = code.co_argcount - len(call.function.__defaults__ or ())
     optional: dict[str, Any] = call.function.__kwdefaults__ or {}
     for name in names[code.co_argcount :]:
         if name not in optional and name not in call.keywords:
-            return f"needs the keyword-only argument {name!r}"
+            yield f"needs the keyword-only argument {name!r}"
     if set(names[given:required]) - call.keywords:
-        return "needs more arguments than it gets"
+        yield "needs more arguments than it gets"
     if given > code.co_argcount and not code.co_flags & inspect.CO_VARARGS:
-        return "takes too few arguments"
-    return None
+        yield "takes too few arguments"
 
 
 class Judge:

@@ -25,11 +25,12 @@ from .conformance import (
     TO_PP_TENSORS,
     Finding,
     Member,
+    faults,
+    faults_of_callable,
     has_to_be_read,
+    is_protocol,
     look_up,
     overrides_getattribute,
-    unusable,
-    unusable_callable,
     unusable_in_instances_of,
 )
 from .errors import ConformanceError, type_name
@@ -148,12 +149,13 @@ def check_output(obj: object, /) -> ConformanceReport:
 def _report(obj: object, members: tuple[Member, ...]) -> ConformanceReport:
     problems = []
     for member in members:
-        finding, severity = _judged(obj, member), "error"
-        if finding is None:
-            finding, severity = _contradiction(obj, member), "warning"
-        if finding is not None:
-            expected = f"{member} -> {RESULTS[member]}"
-            place = where_defined(obj, member.name)
+        found = [(finding, "error") for finding in _judged(obj, member)]
+        contradiction = _contradiction(obj, member)
+        if contradiction is not None:
+            found.append((contradiction, "warning"))
+        expected = f"{member} -> {RESULTS[member]}"
+        place = where_defined(obj, member.name)
+        for finding, severity in found:
             problems.append(
                 Problem(
                     *(member.name, expected, finding.found, CODES[member], severity),
@@ -163,19 +165,19 @@ def _report(obj: object, members: tuple[Member, ...]) -> ConformanceReport:
     return ConformanceReport(type_name(obj), tuple(problems))
 
 
-def _judged(obj: object, member: Member) -> Finding | None:
-    finding = unusable(obj, member)
+def _judged(obj: object, member: Member) -> list[Finding]:
+    against = faults(obj, member)
     hidden = has_to_be_read(obj, member) or overrides_getattribute(type(obj))
-    if finding is not None or not hidden:
-        return finding
+    if against or not hidden:
+        return against
     try:
         value = getattr(obj, member.name)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit and the like are reported as well
         found = f"has a {member.name} that raised {type_name(error)} when it was read"
-        return Finding(found, "Make it readable at any time, or a method.")
-    return unusable_callable(value, member)
+        return [Finding(found, "Make it readable at any time, or a method.")]
+    return faults_of_callable(value, member)
 
 
 def _contradiction(obj: object, member: Member) -> Finding | None:
@@ -196,7 +198,7 @@ def _declared_result(obj: object, member: Member) -> Any:
     """The resolved annotation of the result; None if there is none, or it cannot be resolved."""
     found = look_up(obj, member.name)
     function = getattr(found.raw, "__func__", found.raw) if found else None
-    if type(function) is not types.FunctionType:
+    if type(function) is not types.FunctionType or (found and is_protocol(found.owner)):
         return None
     annotation = function.__annotations__.get("return")
     if annotation is None:
@@ -222,7 +224,8 @@ def _is_its_own(obj: object, declared: Any) -> bool:
     """Whether a declared result is the object's own class."""
     if declared is typing_extensions.Self:
         return True
-    return isinstance(declared, type) and declared in type.mro(type(obj)) and declared is not object
+    cls: Any = obj if issubclass(type(obj), type) else type(obj)
+    return isinstance(declared, type) and declared is not object and declared in type.mro(cls)
 
 
 def _wrong_result(declared: Any, member: Member) -> str | None:

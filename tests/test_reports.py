@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Mapping
 
 import pytest
 import torch
+import typing_extensions
 import usable_cases
 from observers import Observer, Output
 from usable_cases import Case, cases, instance, method
@@ -30,7 +31,7 @@ from pp_protocol.errors import ConformanceError
 
 HOOKS = ("unsupported-hook", "unsupported-observer")
 OBSERVER = [m for m in usable_cases.MEMBERS if reports.CODES[m] in HOOKS]
-OUTPUT = [TO_PP_TENSORS, COPY_TO_HOST]
+OUTPUT = [TO_PP_TENSORS, COPY_TO_HOST, CONSUME]
 
 
 def report_of(member: Member, obj: object) -> reports.ConformanceReport:
@@ -47,15 +48,21 @@ def named(member: Member, body: typing.Any) -> object:
     return type("Wrong", (type(good),), {member.name: body, "__init__": lambda self: None})()
 
 
-def misspelt(member: Member) -> object:
+def lacking(member: Member, **body: typing.Any) -> object:
+    """An object that has all members of its kind but one."""
     members = OUTPUT if member in OUTPUT else OBSERVER
-    body = {m.name: method(len(m.arguments)) for m in members if m is not member}
-    return type("Wrong", (), {**body, member.name[:-1]: method(len(member.arguments))})()
+    others = {m.name: method(len(m.arguments)) for m in members if m is not member}
+    if COPY_TO_HOST.name in others:  # it is its own host output, so that consume is asked for
+        others[COPY_TO_HOST.name].__annotations__["return"] = typing_extensions.Self
+    return type("Wrong", (), {**others, **body})()
 
 
-class Remote:
-    def __getattr__(self, name: str) -> typing.Any:
-        raise AssertionError("it was asked")
+def misspelt(member: Member) -> object:
+    return lacking(member, **{member.name[:-1]: method(len(member.arguments))})
+
+
+def refuses_to_be_asked(self: object, name: str) -> typing.Any:
+    raise AssertionError("it was asked")
 
 
 def raising(self: object) -> typing.Any:
@@ -63,7 +70,7 @@ def raising(self: object) -> typing.Any:
 
 
 WRONG: dict[str, tuple[typing.Callable[[Member], object], str]] = {
-    "missing": (lambda m: object(), "has no {name}"),
+    "missing": (lacking, "has no {name}"),
     "misspelt": (misspelt, "has no {name}"),
     "None": (lambda m: named(m, None), "set to None"),
     "a string": (lambda m: named(m, "later"), "no method but str"),
@@ -79,7 +86,10 @@ WRONG: dict[str, tuple[typing.Callable[[Member], object], str]] = {
         lambda m: type(named(m, method(len(m.arguments)))),
         "is a class where an instance is meant",
     ),
-    "__getattr__ only": (lambda m: Remote(), "only through __getattr__"),
+    "__getattr__ only": (
+        lambda m: lacking(m, __getattr__=refuses_to_be_asked),
+        "only through __getattr__",
+    ),
     "a property that raises": (lambda m: named(m, property(raising)), "raised OSError when it was"),
 }
 
@@ -110,6 +120,7 @@ DECLARED = {
     reports.AFTER_SAMPLE: [torch.Tensor, Awaitable[Output], "torch.Tensor | None"],
     reports.IS_ACTIVE: [Awaitable[bool]],
     reports.BEFORE_GRAMMAR: [Awaitable[int]],
+    CONSUME: [Awaitable[None]],
 }
 FITTING = {
     COPY_TO_HOST: [Output, "Unresolvable", typing.Any, object],
@@ -118,6 +129,7 @@ FITTING = {
     reports.AFTER_SAMPLE: [Output, Output | None, None, "Output | None"],
     reports.IS_ACTIVE: [bool, "bool"],
     reports.BEFORE_GRAMMAR: [torch.Tensor, tuple[torch.Tensor, ...], None, typing.Any],
+    CONSUME: [None, "None", typing.Any],
 }
 
 
@@ -180,18 +192,34 @@ def test_whatever_the_boundary_refuses_the_report_refuses(member: Member, case: 
 class EightFaults:
     is_active = None
 
-    def before_grammar(self, logits): ...
+    def before_grammar(self, logits, *, device, stream): ...
 
-    async def after_sample(self, state, token_ids): ...
+    async def after_sample(self, state) -> torch.Tensor: ...
+
+    def from_pp_tensors(self, tensors, dtype) -> list[torch.Tensor]: ...
+
+
+EIGHT = [
+    ("is_active", "error", "set to None"),
+    ("before_grammar", "error", "keyword-only argument 'device'"),
+    ("before_grammar", "error", "keyword-only argument 'stream'"),
+    ("before_grammar", "error", "takes too few arguments"),
+    ("after_sample", "error", "is async"),
+    ("after_sample", "error", "takes too few arguments"),
+    ("after_sample", "warning", "declared to return torch.Tensor"),
+    ("from_pp_tensors", "error", "needs more arguments"),
+    ("from_pp_tensors", "warning", "declared to return list"),
+]
 
 
 def test_all_faults_are_listed_in_a_stable_order() -> None:
     report = check_observer(EightFaults())
     found = [(problem.member, problem.severity) for problem in report.problems]
-    members = ["is_active", "before_grammar", "after_sample", "from_pp_tensors"]
-    assert found == [(member, "error") for member in members]
-    both = [*report.problems, *check_output(EightFaults()).problems]
-    assert len({problem.member for problem in both}) == 6
+    assert found == [(member, severity) for member, severity, _ in EIGHT]
+    for problem, (*_, words) in zip(report.problems, EIGHT, strict=True):
+        assert words in problem.found
+    assert len(report.problems) == 9  # eight by themselves; and twice one that hides another
+    assert str(report).count("to do:") == len(report.problems)
     assert check_observer(EightFaults()) == report
 
 
