@@ -18,10 +18,10 @@ from torch import Tensor
 from typing_extensions import TypeIs
 
 from .conformance import (
+    COPY_TO_HOST_JUDGE,
     FROM_PP_TENSORS,
+    FROM_PP_TENSORS_JUDGE,
     Finding,
-    judge_copy_to_host,
-    judge_from_pp_tensors,
     unusable_callable,
 )
 from .errors import (
@@ -37,7 +37,7 @@ from .guarding import beartype_is_off, guarded
 PREFIX = "__sampling_observer_output__."
 """What the keys of auxiliary tensors begin with in the dict between stages: SGLang's wire."""
 _PREFIX_LENGTH = len(PREFIX)
-_rebuilders = judge_from_pp_tensors.believed  # type: ignore[attr-defined]  # see `remembering`
+_rebuilders = FROM_PP_TENSORS_JUDGE.believed
 
 
 class Refused(Exception):  # noqa: N818  # no error of the package: `pop_…` makes one of it
@@ -48,8 +48,8 @@ class Refused(Exception):  # noqa: N818  # no error of the package: `pop_…` ma
         self.output, self.finding = output, finding
 
 
-def _can_rebuild(observer: object) -> bool:
-    finding = judge_from_pp_tensors(observer)
+def _can_rebuild_after_a_look(observer: object) -> bool:
+    finding = FROM_PP_TENSORS_JUDGE(observer)
     if finding is None:
         return True
     if observer is None:
@@ -62,11 +62,15 @@ def _can_rebuild(observer: object) -> bool:
     raise UnsupportedObserverError.about(type_name(observer), finding.found, finding.advice)
 
 
-def _is_output(output: object) -> bool:
-    finding = judge_copy_to_host(output)
+def _is_output_after_a_look(output: object) -> bool:
+    finding = COPY_TO_HOST_JUDGE(output)
     if finding is None:
         return True
     raise Refused(output, finding)
+
+
+_can_rebuild = FROM_PP_TENSORS_JUDGE.or_else(_can_rebuild_after_a_look, True)
+_is_output = COPY_TO_HOST_JUDGE.or_else(_is_output_after_a_look, True)
 
 
 @beartype

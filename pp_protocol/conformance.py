@@ -381,27 +381,35 @@ class Judge:
         self._alive[key] = weakref.ref(cls, forget), weakref.ref(found.raw, forget)
         self.believed[key] = id(found.raw)
 
+    def or_else(self, otherwise: Callable[[object], T], yes: T) -> Callable[[object], T]:
+        """A function that gives `yes` by the shortest way to what is remembered, for most objects.
+
+        For the others it gives what `otherwise` makes of them.
+        """
+        believed, name = self.believed, self.member.name
+
+        def judged(obj: object) -> T:
+            known = believed.get(id(type(obj)))
+            if known is not None:
+                method = getattr(obj, name, None)
+                if type(method) is types.MethodType and id(method.__func__) == known:
+                    return yes
+            return otherwise(obj)
+
+        return judged
+
 
 def remembering(member: Member) -> Callable[[object], Finding | None]:
-    """A `Judge` of one member behind the shortest way to what it remembers."""
-    judge, name = Judge(member), member.name
-    believed = judge.believed
-
-    def judged(obj: object) -> Finding | None:
-        known = believed.get(id(type(obj)))
-        if known is not None:
-            method = getattr(obj, name, None)
-            if type(method) is types.MethodType and id(method.__func__) == known:
-                return None
-        return judge(obj)
-
-    judged.believed = believed  # type: ignore[attr-defined]  # for who has read the method anyway
-    return judged
+    """`unusable` for one member, that remembers."""
+    judge = Judge(member)
+    return judge.or_else(judge, None)
 
 
-judge_from_pp_tensors = remembering(FROM_PP_TENSORS)
-judge_to_pp_tensors = remembering(TO_PP_TENSORS)
-judge_copy_to_host = remembering(COPY_TO_HOST)
+FROM_PP_TENSORS_JUDGE = Judge(FROM_PP_TENSORS)
+TO_PP_TENSORS_JUDGE = Judge(TO_PP_TENSORS)
+COPY_TO_HOST_JUDGE = Judge(COPY_TO_HOST)
+judge_from_pp_tensors = FROM_PP_TENSORS_JUDGE.or_else(FROM_PP_TENSORS_JUDGE, None)
+judge_to_pp_tensors = TO_PP_TENSORS_JUDGE.or_else(TO_PP_TENSORS_JUDGE, None)
 
 
 def is_pp_observer(obj: object, /) -> TypeIs[PipelineParallelSamplingObserver]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
+from types import MethodType
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +18,7 @@ from .boundary import (
     not_rebuilt,
     rebuild,
 )
-from .conformance import TO_PP_TENSORS, judge_to_pp_tensors, unusable_callable
+from .conformance import TO_PP_TENSORS, TO_PP_TENSORS_JUDGE, unusable_callable
 from .contract import DeviceAuxiliaryOutput
 from .errors import (
     DuplicateTensorError,
@@ -30,7 +31,8 @@ from .errors import (
 )
 from .wire import LOWEST_ADDRESS, PLAIN_DTYPES, wire_form
 
-_senders = judge_to_pp_tensors.believed  # type: ignore[attr-defined]  # see `remembering`
+_FIRST = PREFIX[0]
+_senders = TO_PP_TENSORS_JUDGE.believed
 
 
 def add_auxiliary_output_to_pp_tensors(tensors: MutableMapping[str, Any], output: Any) -> None:
@@ -128,11 +130,9 @@ def pop_auxiliary_output_from_pp_tensors(
             3.11 and later) that names the observer and the tensors.
     """
     if type(tensors) is dict:
-        try:  # most messages carry none, and one search says so
-            if PREFIX not in "\n".join(tensors):
-                return None
-            keys = [key for key in tensors if key.startswith(PREFIX)]
-        except TypeError:  # a key that is no str
+        try:  # most keys begin otherwise, and their first character says so
+            keys = [key for key in tensors if key[0] == _FIRST and key.startswith(PREFIX)]
+        except Exception:  # a key that is no str, or empty
             keys = _auxiliary_keys(tensors)
     else:
         keys = _auxiliary_keys(tensors)
@@ -145,7 +145,14 @@ def pop_auxiliary_output_from_pp_tensors(
     except Refused as refused:
         output, finding = refused.output, refused.finding
     else:
-        _remove(tensors, keys)
+        if type(tensors) is not dict:
+            _remove(tensors, keys)
+            return output  # type: ignore[no-any-return]  # as `rebuild` has just checked
+        for key in keys:
+            try:
+                del tensors[key]
+            except KeyError:  # the observer has taken it out itself
+                continue
         return output  # type: ignore[no-any-return]  # as `rebuild` has just checked
     raise not_rebuilt(observer, output, finding)
 
@@ -196,12 +203,16 @@ def _require_mapping(tensors: object, *, writable: bool) -> None:
 
 
 def _payload(output: Any) -> Mapping[Any, Any]:
-    finding, given = judge_to_pp_tensors(output), None
+    known, method, finding, given = _senders.get(id(type(output))), None, None, None
+    if known is not None:  # as `Judge.or_else` does, with the method kept
+        method = getattr(output, "to_pp_tensors", None)
+    if type(method) is not MethodType or id(method.__func__) != known:
+        method, finding = None, TO_PP_TENSORS_JUDGE(output)
     if finding is None:
         try:
-            method = output.to_pp_tensors
-            if id(type(output)) not in _senders:  # read from a property, for instance
-                finding = unusable_callable(method, TO_PP_TENSORS)
+            if method is None:
+                method = output.to_pp_tensors
+                finding = unusable_callable(method, TO_PP_TENSORS)  # if it was a property
             if finding is None:
                 given = method()
                 if type(given) is dict and given:
@@ -246,13 +257,6 @@ def _put(tensors: MutableMapping[Any, Any], staged: Mapping[str, Any]) -> None:
 
 
 def _remove(tensors: MutableMapping[Any, Any], keys: list[str]) -> None:
-    if type(tensors) is dict:
-        for key in keys:
-            try:
-                del tensors[key]
-            except KeyError:  # the observer has taken it out itself
-                continue
-        return
     kept = {key: tensors[key] for key in keys}
     try:
         for key in keys:

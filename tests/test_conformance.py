@@ -19,7 +19,7 @@ import usable_cases
 from usable_cases import MEMBERS, Case, cases, instance, method
 
 from pp_protocol import conformance, is_pp_observer, require_pp_observer, require_pp_output
-from pp_protocol.conformance import FROM_PP_TENSORS, remembering, unusable
+from pp_protocol.conformance import FROM_PP_TENSORS, Judge, remembering, unusable
 from pp_protocol.errors import UnsupportedObserverError, UnsupportedOutputError
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -180,7 +180,7 @@ def test_a_function_remembered_for_one_class_is_judged_anew_in_another() -> None
 
 
 def test_nothing_that_is_remembered_keeps_classes_or_observers_alive() -> None:
-    judge = remembering(FROM_PP_TENSORS)
+    judge = Judge(FROM_PP_TENSORS)
 
     def remember_one() -> tuple[weakref.ref[object], ...]:
         observer = instance("from_pp_tensors", method(1))

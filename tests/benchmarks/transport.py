@@ -66,7 +66,16 @@ class Floor:
 
 
 def foreign(count: int) -> dict[str, Any]:
-    return {f"key{i}": i for i in range(count)}
+    """Keys of others: those that the engine sends, and more where more are wanted."""
+    engine: dict[str, Any] = {
+        "next_token_ids": 0,
+        "__msg_type__": "output",
+        "__mb_slot__": 0,
+        "hidden_states": 0,
+        "residual": 0,
+        "extend_input_len": 0,
+    }
+    return {**engine, **{f"key{i}": i for i in range(count - len(engine))}}
 
 
 def empty_pop(side: Any, keys: int) -> Run:
