@@ -207,7 +207,7 @@ def _declared_result(obj: object, member: Member) -> Any:
         try:
             parts = ast.walk(ast.parse(annotation, mode="eval"))
             plain = all(isinstance(part, _PARTS_OF_ANNOTATIONS) for part in parts)
-            names = dict(inspect.unwrap(function).__globals__)
+            names = dict(_unwrapped(function).__globals__)
             annotation = eval(annotation, names) if plain else None
         except Exception:  # a name that only exists while type checking, for one
             return None
@@ -259,8 +259,7 @@ def where_defined(obj: Any, name: str) -> tuple[str, int]:
     """File and line of a member's function, or else of the class; ("", 0) if neither is known."""
     found = look_up(obj, name) if name else None
     function = getattr(found.raw, "__func__", found.raw) if found else None
-    if type(function) is types.FunctionType:
-        function = inspect.unwrap(function)
+    function = _unwrapped(function)
     if type(function) is types.FunctionType:
         return function.__code__.co_filename, function.__code__.co_firstlineno
     try:
@@ -268,6 +267,13 @@ def where_defined(obj: Any, name: str) -> tuple[str, int]:
         return inspect.getsourcefile(cls) or "", inspect.getsourcelines(cls)[1]
     except Exception:  # no source, or a metaclass that does not let itself be asked
         return "", 0
+
+
+def _unwrapped(function: Any) -> Any:
+    try:
+        return inspect.unwrap(function) if type(function) is types.FunctionType else function
+    except ValueError:  # it wraps itself
+        return function
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

@@ -8,23 +8,32 @@ names it, or when another plug-in calls `install()`. Facts about the engine are 
 from __future__ import annotations
 
 import importlib
-import inspect
 import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import metadata
-from types import FunctionType, ModuleType
 from typing import Any
 
 from . import __version__
-from .boundary import PREFIX
 from .conformance import FROM_PP_TENSORS
 from .contract import DeviceAuxiliaryOutput
-from .errors import ConformanceError, PPProtocolError, WireError, type_name
+from .errors import ConformanceError, PPProtocolError
 from .reports import check_observer
+from .sglang_status import (
+    HOOKS,
+    FunctionStatus,
+    Status,
+    aliases,
+    chain,
+    engine_version,
+    hooks_of,
+    is_one_of,
+    named,
+    stock_of,
+)
 from .transport import (
     add_auxiliary_output_to_pp_tensors,
     discard_auxiliary_output,
@@ -37,9 +46,12 @@ SWITCH, ON_ERROR, START_CHECK = (
     "PP_PROTOCOL_ON_ERROR",
     "PP_PROTOCOL_START_CHECK",
 )
-MODULE = "sglang.srt.sampling.sampling_observer_pp"
+MODULE, MIXIN = (
+    "sglang.srt.sampling.sampling_observer_pp",
+    "sglang.srt.managers.scheduler_pp_mixin",
+)
 ADD, POP = "add_auxiliary_output_to_pp_tensors", "pop_auxiliary_output_from_pp_tensors"
-LOOP = "sglang.srt.managers.scheduler_pp_mixin.SchedulerPPMixin.init_pp_loop_state"
+LOOP = "SchedulerPPMixin.init_pp_loop_state"
 
 logger = logging.getLogger(__name__)
 
@@ -50,60 +62,21 @@ class _State:
 
     installed: bool = False
     why_not: str = "install() was not called"
+    on_error: str = "raise"
     stock: dict[str, Any] = field(default_factory=dict)
     """The engine's own functions; in a dict, as the engine rewrites aliases in modules."""
     discarded: Counter[str] = field(default_factory=Counter)
 
 
 _state = _State()
-
-
-@dataclass(frozen=True)
-class FunctionStatus:
-    """One of the two functions: whether the checked one is active, and if not, why."""
-
-    name: str
-    active: bool
-    why: str
-    stock_aliases: tuple[str, ...]
-    """Names in modules that still refer to the engine's own function."""
-
-
-@dataclass(frozen=True)
-class Status:
-    """What this process has installed."""
-
-    engine: str
-    """Version of SGLang; empty if it is not installed."""
-    package: str
-    installed: bool
-    functions: tuple[FunctionStatus, ...]
-    on_error: str
-    """"raise" or "discard"."""
-    discarded: dict[str, int]
-    """How many payloads were dropped, by the code of the error."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether both functions are the checked ones, everywhere."""
-        return all(one.active and not one.stock_aliases for one in self.functions)
-
-    def __str__(self) -> str:
-        """A line for each function."""
-        lines = [f"pp_protocol {self.package} in SGLang {self.engine or '(not installed)'}:"]
-        for one in self.functions:
-            aliases = f"; still stock: {', '.join(one.stock_aliases)}" if one.stock_aliases else ""
-            state = "checked" if one.active else "NOT checked"
-            lines.append(f"  {one.name}: {state}, {one.why}{aliases}")
-        dropped = ", ".join(f"{code}: {count}" for code, count in self.discarded.items())
-        lines.append(f"  on error: {self.on_error}; dropped: {dropped or 'none'}")
-        return "\n".join(lines)
+_CHECKED = {"add": add_auxiliary_output_to_pp_tensors, "pop": pop_auxiliary_output_from_pp_tensors}
+"""Ours, where the engine does not rewrite aliases: an engine may hold these very functions."""
 
 
 def plugin() -> None:
     """The entry point: called by the engine in every process, whether it is wanted or not."""
-    named = [name.strip() for name in os.environ.get("SGLANG_PLUGINS", "").split(",")]
-    if os.environ.get(SWITCH) == "1" or NAME in named:
+    listed = [name.strip() for name in os.environ.get("SGLANG_PLUGINS", "").split(",")]
+    if _switched(SWITCH, default=False) or NAME in listed:
         install()
     else:
         logger.debug("pp_protocol is installed but not switched on; %s=1 does that", SWITCH)
@@ -115,124 +88,145 @@ def install() -> bool:
     For a plug-in to call while the engine loads plug-ins: hooks take effect when all are loaded.
 
     Returns:
-        Whether they are registered. If not, the engine is untouched and a warning says why.
+        Whether they are registered, in time. If not, the log says why; an engine that lacks what
+        is replaced is left untouched.
     """
     if _state.installed:
-        return True
+        return not _state.why_not
+    registry: Any = None
     try:
-        registry = importlib.import_module("sglang.srt.plugins.hook_registry")
-        module = importlib.import_module(MODULE)
-        stock = {name: inspect.unwrap(getattr(module, name)) for name in (ADD, POP)}
-        register, kinds = registry.HookRegistry.register, registry.HookType
-    except (ImportError, AttributeError) as error:
+        registry = importlib.import_module(HOOKS).HookRegistry
+        module, mixin = importlib.import_module(MODULE), importlib.import_module(MIXIN)
+        stock = {name: stock_of(getattr(module, name)) for name in (ADD, POP)}
+        stock[LOOP] = stock_of(mixin.SchedulerPPMixin.init_pp_loop_state)
+        late = [target for target in _targets() if target in getattr(registry, "_patched", ())]
+        on_error = _on_error()
+        for target, (function, kind) in _targets(on_error).items():
+            if function is not stock.get(target.rpartition(".")[2]):  # unless the engine has it
+                registry.register(target, function, getattr(sys.modules[HOOKS].HookType, kind))
+    except Exception as error:  # an engine must not die of a plug-in that does not fit
+        _take_back(registry)
         _state.why_not = f"this engine does not have what it replaces: {error}"
         logger.warning(
             "pp_protocol %s does not fit SGLang %s, which is left as it is: %s",
-            *(__version__, _engine_version() or "(not installed)", error),
+            *(__version__, engine_version() or "(not installed)", error),
         )
         return False
-    if _on_error() == "discard":
-        checked_pop: Callable[..., Any] = _pop_or_discard
-    else:
-        checked_pop = pop_auxiliary_output_from_pp_tensors
-    _state.stock = stock
-    register(f"{MODULE}.{ADD}", add_auxiliary_output_to_pp_tensors, kinds.REPLACE)
-    register(f"{MODULE}.{POP}", checked_pop, kinds.REPLACE)
-    register(LOOP, _before_the_loop, kinds.BEFORE)
-    _state.installed, _state.why_not = True, ""
-    return True
+    _state.installed, _state.stock, _state.on_error, _state.why_not = True, stock, on_error, ""
+    if late:
+        _state.why_not = f"install() came when the hooks of {', '.join(late)} were applied already"
+        logger.error("pp_protocol IS SWITCHED ON AND NOT (FULLY) ACTIVE: %s", _state.why_not)
+    return not late
+
+
+def _targets(on_error: str = "raise") -> dict[str, tuple[Any, str]]:
+    pop = _pop_or_discard if on_error == "discard" else _CHECKED["pop"]
+    return {
+        f"{MODULE}.{ADD}": (_CHECKED["add"], "REPLACE"),
+        f"{MODULE}.{POP}": (pop, "REPLACE"),
+        f"{MIXIN}.{LOOP}": (_before_the_loop, "BEFORE"),
+    }
+
+
+def _take_back(registry: Any) -> None:
+    """Undo what was registered before something failed."""
+    with suppress(Exception):  # a registry of another shape
+        for target, (function, _) in [*_targets().items(), *_targets("discard").items()]:
+            hooks = registry._hooks.get(target, [])
+            hooks[:] = [one for one in hooks if one[1] is not function]
 
 
 def status() -> Status:
     """What is active in this process, by looking at what the engine would call."""
-    ours = {
-        ADD: (add_auxiliary_output_to_pp_tensors,),
-        POP: (pop_auxiliary_output_from_pp_tensors, _pop_or_discard),
-    }
-    functions = tuple(_function_status(name, checked) for name, checked in ours.items())
+    functions = (
+        _function_status(ADD, (_CHECKED["add"],)),
+        _function_status(POP, (_CHECKED["pop"], _pop_or_discard)),
+    )
     return Status(
-        *(_engine_version(), __version__, _state.installed, functions, _on_error()),
-        dict(_state.discarded),
+        *(engine_version(), __version__, _state.installed, functions, _loop_status()),
+        *(_state.on_error, dict(_state.discarded)),
     )
 
 
-def _function_status(name: str, checked: tuple[Callable[..., Any], ...]) -> FunctionStatus:
-    current = getattr(sys.modules.get(MODULE), name, None)
+def _function_status(name: str, checked: tuple[Any, ...]) -> FunctionStatus:
     stock = _state.stock.get(name)
-    if current is None:
-        why = _state.why_not or f"{MODULE} is not loaded"
-        return FunctionStatus(name, False, why, ())
-    # not by __wrapped__, which shows the engine's function whoever has replaced it
-    active = any(function in checked for function in _called_by(current))
-    if active:
-        why = "active"
-    elif not _state.installed:
-        why = _state.why_not
-    elif current is stock:
-        why = "the hooks are not applied (yet); a hook that fails is only logged by the engine"
-    else:
-        winner = ", ".join(sorted({_named(one) for one in _called_by(current)} - {_named(stock)}))
-        why = f"another plug-in's hook has won: {winner}"
-    return FunctionStatus(name, active, why, tuple(_aliases(stock)) if active else ())
+    found = list(_bindings(name))
+    if not found:
+        loaded = f"has no {name}" if MODULE in sys.modules else "is not loaded"
+        return FunctionStatus(name, False, _state.why_not or f"{MODULE} {loaded}")
+    for where, current in found:
+        called = chain(current)[-1]
+        if is_one_of(called, checked):
+            continue
+        if not _state.installed:
+            why = _state.why_not
+        elif current is stock:
+            why = "the hooks are not applied (yet); a hook that fails is only logged by the engine"
+        else:
+            why = f"what {where} calls is another plug-in's: {named(called)}"
+        return FunctionStatus(name, False, why, tuple(aliases(stock)))
+    return FunctionStatus(name, True, "active", tuple(aliases(stock)))
 
 
-def _called_by(function: Any) -> list[Any]:
-    """The functions that the engine's wrappers call, from the outermost in."""
-    found: list[Any] = []
-    left = [function]
-    while left:
-        one = left.pop()
-        if type(one) is FunctionType and one not in found:
-            found.append(one)
-            if one.__module__ and one.__closure__:
-                left += [cell.cell_contents for cell in one.__closure__]
-    return found[1:] if len(found) > 1 else found
+def _bindings(name: str) -> Iterator[tuple[str, Any]]:
+    """Where the engine has the function: in its own module, and by name where it is called."""
+    for module in (MODULE, MIXIN):
+        value = getattr(sys.modules.get(module), name, None)
+        if value is not None:
+            yield module, value
 
 
-def _named(function: Any) -> str:
-    module = getattr(function, "__module__", "?")
-    return f"{module}.{getattr(function, '__qualname__', type_name(function))}"
-
-
-def _aliases(stock: Any) -> Iterator[str]:
-    for module_name, module in list(sys.modules.items()):
-        if isinstance(module, ModuleType):
-            for name, value in list(vars(module).items()):
-                if value is stock and stock is not None:
-                    yield f"{module_name}.{name}"
+def _loop_status() -> FunctionStatus:
+    cls = getattr(sys.modules.get(MIXIN), "SchedulerPPMixin", None)
+    hooks = hooks_of(getattr(cls, "init_pp_loop_state", None))
+    active = any(is_one_of(one, (_before_the_loop,)) for one in hooks)
+    why = "active" if active else _state.why_not or "the hooks are not applied (yet), or it failed"
+    return FunctionStatus(f"before {LOOP}", active, why)
 
 
 def _before_the_loop(*args: Any, **kwargs: Any) -> None:
     """Before a pipeline loop: say what is active, and refuse an observer that cannot do its part.
 
     Raises:
-        ConformanceError: the observer of the first rank cannot rebuild, or that of another rank
+        ConformanceError: the observer of the first rank cannot rebuild, or that of the last rank
             has hooks that cannot be called; the report is in the message.
     """
-    found = status()
-    if found.ok:
-        logger.info("%s", found)
-    else:
-        logger.error("pp_protocol IS SWITCHED ON AND NOT (FULLY) ACTIVE\n%s", found)
-    if os.environ.get(START_CHECK) == "0" or not args:
+    logger.disabled = False  # a logging configuration of the engine's may have switched it off
+    try:
+        found = status()
+        if found.ok:
+            logger.info("%s", found)
+        else:
+            logger.error("pp_protocol IS SWITCHED ON AND NOT (FULLY) ACTIVE\n%s", found)
+    except Exception:  # an engine must not die of a look at it
+        logger.exception("pp_protocol cannot say what is active")
+    if not _switched(START_CHECK, default=True) or not args:
         return
     try:
-        observer = args[0].tp_worker.model_runner.sampling_observer
-        first = args[0].pp_group.is_first_rank
-    except AttributeError as error:  # another version of the engine must not die of a check
-        logger.warning("pp_protocol cannot check the observer of this engine: %s", error)
+        refused = _refused(args[0])
+    except Exception as error:  # nor of another shape of the engine
+        logger.warning("pp_protocol cannot check the observer of this engine: %r", error)
         return
+    if refused is not None:
+        raise refused
+
+
+def _refused(scheduler: Any) -> ConformanceError | None:
+    """The error for an observer that cannot do what its rank asks of it."""
+    observer = scheduler.tp_worker.model_runner.sampling_observer
+    first, last = scheduler.pp_group.is_first_rank, scheduler.pp_group.is_last_rank
+    if type(first) is not bool or type(last) is not bool:
+        raise TypeError("is_first_rank and is_last_rank of pp_group are no bools")
     if observer is None:
-        return
+        return None
     report = check_observer(observer)
-    mine = [one for one in report.errors if (one.member == FROM_PP_TENSORS.name) == first]
-    if mine:
-        rank = "the first" if first else "a later"
-        raise ConformanceError.about(
-            f"the sampling observer of {rank} pipeline rank",
-            f"cannot do its part\n{report}\n",
-            f"Mend it, or set {START_CHECK}=0 to find out at the first token.",
-        )
+    if not any(first if one.member == FROM_PP_TENSORS.name else last for one in report.errors):
+        return None
+    return ConformanceError.about(
+        f"the sampling observer of the {'first' if first else 'last'} pipeline rank",
+        f"cannot do its part\n{report}\n",
+        f"Mend it, or set {START_CHECK}=0 to find out at the first token.",
+    )
 
 
 def _pop_or_discard(
@@ -240,32 +234,30 @@ def _pop_or_discard(
 ) -> DeviceAuxiliaryOutput | None:
     """As `pop_…`, but a fault of the observer drops its payload and not the scheduler."""
     try:
-        return pop_auxiliary_output_from_pp_tensors(tensors, observer)
-    except WireError:  # the engine's own fault, and there is nothing that could be dropped
-        raise
+        return _CHECKED["pop"](tensors, observer)
     except Exception as error:
+        names = discard_auxiliary_output(tensors)  # raises if it is the dict that is wrong
         code = error.code if isinstance(error, PPProtocolError) else "observer-raised"
-        names = discard_auxiliary_output(tensors)
         _state.discarded[code] += 1
         if _state.discarded[code] == 1:
             logger.exception(
                 "pp_protocol dropped the auxiliary output %s (%s=discard); further ones with the"
                 " code %s are only counted",
-                *([name.removeprefix(PREFIX) for name in names], ON_ERROR, code),
+                *(list(names), ON_ERROR, code),
             )
         return None
 
 
+def _switched(variable: str, *, default: bool) -> bool:
+    value = os.environ.get(variable, "").strip()
+    if value not in ("", "0", "1"):
+        logger.warning("%s is %r, neither 0 nor 1: taken for %d", variable, value, default)
+    return default if value not in ("0", "1") else value == "1"
+
+
 def _on_error() -> str:
-    value = os.environ.get(ON_ERROR, "raise")
+    value = os.environ.get(ON_ERROR, "").strip() or "raise"
     if value not in ("raise", "discard"):
         logger.warning("%s is %r, neither raise nor discard: taken for raise", ON_ERROR, value)
         return "raise"
     return value
-
-
-def _engine_version() -> str:
-    try:
-        return metadata.version("sglang")
-    except metadata.PackageNotFoundError:
-        return str(getattr(sys.modules.get("sglang"), "__version__", ""))

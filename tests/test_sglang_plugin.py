@@ -34,11 +34,13 @@ from pp_protocol import sglang_plugin
 from pp_protocol.sglang_plugin import install, plugin, status
 STOCK = {{name: getattr(mixin, name) for name in (sglang_plugin.ADD, sglang_plugin.POP)}}
 POP = "sglang.srt.sampling.sampling_observer_pp.pop_auxiliary_output_from_pp_tensors"
-def scheduler(observer, first=True):
+LOOP = "sglang.srt.managers.scheduler_pp_mixin.SchedulerPPMixin.init_pp_loop_state"
+def scheduler(observer, first=True, last=None):
     made = mixin.SchedulerPPMixin()
     made.tp_worker = types.SimpleNamespace(
         model_runner=types.SimpleNamespace(sampling_observer=observer))
-    made.pp_group = types.SimpleNamespace(is_first_rank=first)
+    last = not first if last is None else last
+    made.pp_group = types.SimpleNamespace(is_first_rank=first, is_last_rank=last)
     return made
 def received(value=1.0):
     return {{pp_protocol.PREFIX + "x": torch.tensor(value), "other": 1}}
@@ -147,22 +149,49 @@ def test_an_observer_that_cannot_do_its_part_is_refused_before_the_loop(
         print([starts(CannotRebuild(), True), starts(CannotRebuild(), False),
                starts(NoHook(), True), starts(NoHook(), False),
                starts(None, True), starts(Observer(), True)])
+        class Neither: "on a rank in the middle nothing is asked of it"
+        middle = scheduler(Neither(), first=False, last=False)
+        middle.init_pp_loop_state(); assert middle.started
         """
     assert "[False, True, True, False, True, True]" in run(program, engine)
     out = run(program, engine, PP_PROTOCOL_START_CHECK="0")
     assert "[True, True, True, True, True, True]" in out
+    out = run(program, engine, PP_PROTOCOL_START_CHECK="false")
+    assert "PP_PROTOCOL_START_CHECK is 'false', neither 0 nor 1: taken for 1" in out
+    assert "[False, True, True, False, True, True]" in out
 
 
-def test_a_scheduler_of_another_shape_starts_all_the_same(engine: pathlib.Path) -> None:
-    out = run(
-        """
-        install(); HookRegistry.apply_hooks()
-        one = mixin.SchedulerPPMixin(); one.init_pp_loop_state(); print(one.started)
-        """,
-        engine,
-    )
+ODD_SCHEDULERS = """
+class Raises:
+    def __getattr__(self, name): raise RuntimeError("not built")
+class Looped(Observer):
+    def from_pp_tensors(self, tensors): ...
+Looped.from_pp_tensors.__wrapped__ = Looped.from_pp_tensors
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        ("mixin.SchedulerPPMixin()", "has no attribute 'tp_worker'"),
+        ("scheduler(Observer()); one.tp_worker = Raises()", "not built"),
+        ("scheduler(Observer(), first=lambda: True)", "are no bools"),
+        ("scheduler(Looped())", ""),
+    ],
+)
+def test_a_scheduler_of_another_shape_starts_all_the_same(
+    made: str, told: str, engine: pathlib.Path
+) -> None:
+    program = f"""
+install(); HookRegistry.apply_hooks()
+{ODD_SCHEDULERS}
+one = {made}
+one.init_pp_loop_state(); print(one.started)
+"""
+    out = run(program, engine)
     assert "True" in out
-    assert "WARNING pp_protocol cannot check the observer of this engine" in out
+    warned = "WARNING pp_protocol cannot check the observer of this engine"
+    assert (warned in out and told in out) if told else warned not in out
 
 
 def test_an_installation_that_did_not_take_cannot_be_missed(engine: pathlib.Path) -> None:
@@ -174,13 +203,142 @@ def test_an_installation_that_did_not_take_cannot_be_missed(engine: pathlib.Path
         install(); HookRegistry.apply_hooks()
         add, pop = status().functions
         assert add.active and not pop.active, str(status())
-        assert "another plug-in's hook has won: __main__.theirs" in pop.why, pop.why
+        assert pop.why.endswith("calls is another plug-in's: __main__.theirs"), pop.why
+        assert install() is False
         assert not status().ok
         scheduler(None).init_pp_loop_state()
         """,
         engine,
     )
-    assert "ERROR pp_protocol IS SWITCHED ON AND NOT (FULLY) ACTIVE" in out
+    assert out.count("ERROR pp_protocol IS SWITCHED ON AND NOT (FULLY) ACTIVE") == 2
+
+
+NOT_OURS = {  # what another plug-in does, and what the status says of the pop
+    "a replacement that keeps ours in its closure": (
+        """
+        def factory(ours):
+            def theirs(tensors, observer): return ours and "theirs"
+            return theirs
+        install()
+        HookRegistry.register(POP, factory(pp_protocol.pop_auxiliary_output_from_pp_tensors),
+                              HookType.REPLACE)
+        """,
+        "theirs",
+    ),
+    "a hook that keeps ours, and a replacement": (
+        """
+        def factory(ours):
+            def look(tensors, observer): assert ours
+            return look
+        HookRegistry.register(POP, factory(pp_protocol.pop_auxiliary_output_from_pp_tensors),
+                              HookType.BEFORE)
+        install()
+        def theirs(tensors, observer): return "theirs"
+        HookRegistry.register(POP, theirs, HookType.REPLACE)
+        """,
+        "__main__.theirs",
+    ),
+    "a binding of the scheduler's module": (
+        """
+        def theirs(tensors, observer): return "theirs"
+        mixin.pop_auxiliary_output_from_pp_tensors = theirs
+        install()
+        """,
+        "scheduler_pp_mixin calls is another plug-in's: __main__.theirs",
+    ),
+    "an object": (
+        """
+        class Theirs:
+            def __call__(self, tensors, observer): return "theirs"
+        install()
+        HookRegistry.register(POP, lambda f, *a: f(*a), HookType.AROUND)
+        HookRegistry.register(POP, Theirs(), HookType.REPLACE)
+        """,
+        "calls is another plug-in's: __main__.Theirs",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", NOT_OURS)
+def test_whatever_else_is_called_is_named(how: str, engine: pathlib.Path) -> None:
+    program, why = NOT_OURS[how]
+    judged = f"""
+HookRegistry.apply_hooks()
+add, pop = status().functions
+assert add.active and not pop.active and not status().ok, str(status())
+assert {why!r} in pop.why, pop.why
+assert mixin.pop_auxiliary_output_from_pp_tensors({{}}, None) == "theirs"
+"""
+    run(textwrap.dedent(program) + judged, engine)
+
+
+def test_a_hook_with_an_empty_cell_and_modules_that_are_odd_do_not_disturb_the_status(
+    engine: pathlib.Path,
+) -> None:
+    run(
+        """
+        def make():
+            def theirs(tensors, observer): return helper(tensors)
+            if False: helper = None
+            return theirs
+        install()
+        HookRegistry.register(POP, make(), HookType.BEFORE)
+        HookRegistry.apply_hooks()
+        class Lazy(types.ModuleType):
+            def __getattribute__(self, name): raise OSError("it was loaded")
+        sys.modules["lazy"] = Lazy("lazy"); sys.modules["no_module"] = object()
+        assert status().ok, str(status())
+        """,
+        engine,
+    )
+
+
+@pytest.mark.parametrize("on_error", ["raise", "discard"])
+def test_an_engine_that_holds_our_functions_already_works(
+    on_error: str, engine: pathlib.Path
+) -> None:
+    run(
+        """
+        for n in (sglang_plugin.ADD, sglang_plugin.POP):
+            setattr(stock_module, n, getattr(pp_protocol, n))
+            setattr(mixin, n, getattr(pp_protocol, n))
+        assert not status().ok
+        install(); HookRegistry.apply_hooks()
+        assert status().functions[0].active and status().functions[1].active, str(status())
+        output = mixin.pop_auxiliary_output_from_pp_tensors(received(), Observer())
+        assert list(output.tensors) == ["x"] and status().discarded == {}
+        """,
+        engine,
+        PP_PROTOCOL_ON_ERROR=on_error,
+    )
+
+
+def test_a_hook_before_the_loop_that_is_not_there_is_told(engine: pathlib.Path) -> None:
+    run(
+        """
+        HookRegistry.register(LOOP, lambda *a: None, HookType.BEFORE)
+        HookRegistry.apply_hooks()
+        install(); HookRegistry.apply_hooks()
+        found = status()
+        assert all(one.active for one in found.functions) and not found.before_loop.active
+        assert not found.ok and "came when the hooks of" in str(found), str(found)
+        """,
+        engine,
+    )
+
+
+def test_a_registry_that_fails_half_way_is_left_as_it_was(engine: pathlib.Path) -> None:
+    out = run(
+        """
+        import enum
+        import sglang.srt.plugins.hook_registry as registry
+        registry.HookType = enum.Enum("HookType", ["REPLACE"])  # and no BEFORE
+        assert install() is False and not status().installed
+        assert not any(HookRegistry._hooks.values()), HookRegistry._hooks
+        """,
+        engine,
+    )
+    assert f"does not fit SGLang {ENGINE_VERSION}, which is left as it is" in out
 
 
 def test_a_later_replacement_that_wins_is_seen_though_wrapped_shows_the_stock_one(
@@ -245,16 +403,22 @@ def test_discard_drops_the_payload_logs_once_per_code_and_counts(engine: pathlib
         assert pop(received(), Observer()).tensors["x"] == 1
         expected = {"unsupported-observer": 2, "observer-raised": 1, "missing-observer": 1}
         assert status().discarded == expected, status().discarded
+        import os; os.environ["PP_PROTOCOL_ON_ERROR"] = "raise"  # too late to change anything
         assert status().on_error == "discard" and status().ok
         assert "unsupported-observer: 2" in str(status())
         try: pop([], None)
         except pp_protocol.WireError: pass
         else: raise SystemExit("a wrong dict is the engine's fault")
+        class AddsToNoDict(Observer):
+            def from_pp_tensors(self, tensors):
+                pp_protocol.add_auxiliary_output_to_pp_tensors([], Output({}))
+        assert pop(received(), AddsToNoDict()) is None
+        assert status().discarded["wire"] == 1
         """,
         engine,
         PP_PROTOCOL_ON_ERROR="discard",
     )
-    assert out.count("ERROR pp_protocol dropped the auxiliary output ['x']") == 3
+    assert out.count("ERROR pp_protocol dropped the auxiliary output ['x']") == 4
     assert "the observer's own" in out
 
 
@@ -269,16 +433,29 @@ def test_an_unknown_choice_is_taken_for_raise_with_a_warning(engine: pathlib.Pat
         engine,
         PP_PROTOCOL_ON_ERROR="ignore",
     )
-    assert "WARNING PP_PROTOCOL_ON_ERROR is 'ignore', neither raise nor discard" in out
+    assert out.count("WARNING PP_PROTOCOL_ON_ERROR is 'ignore', neither raise nor discard") == 1
 
 
-@pytest.mark.parametrize("lacking", ["sampling_observer_pp.py", "function", "hook_registry.py"])
+@pytest.mark.parametrize("value", ["true", "yes", "2"])
+def test_a_switch_that_is_neither_0_nor_1_is_warned_of(value: str, engine: pathlib.Path) -> None:
+    out = run("plugin(); assert not status().installed", engine, PP_PROTOCOL_SGLANG=value)
+    assert f"WARNING PP_PROTOCOL_SGLANG is '{value}', neither 0 nor 1: taken for 0" in out
+    out = run("plugin(); assert status().installed", engine, PP_PROTOCOL_SGLANG=" 1 ")
+    assert "WARNING" not in out
+
+
+@pytest.mark.parametrize(
+    "lacking", ["sampling_observer_pp.py", "function", "loop", "hook_registry.py"]
+)
 def test_an_engine_that_lacks_the_target_is_left_alone_with_a_clear_warning(
     lacking: str, engine: pathlib.Path
 ) -> None:
     sampling = engine / "sglang/srt/sampling/sampling_observer_pp.py"
     if lacking == "hook_registry.py":
         (engine / "sglang/srt/plugins/hook_registry.py").unlink()
+    elif lacking == "loop":
+        mixin = engine / "sglang/srt/managers/scheduler_pp_mixin.py"
+        mixin.write_text(mixin.read_text().replace("def init_pp", "def other_pp"))
     elif lacking == "function":
         text = sampling.read_text()
         sampling.write_text(text.replace("def pop_auxiliary", "def other_auxiliary"))
