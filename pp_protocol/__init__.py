@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .boundary import PREFIX as PREFIX
     from .boundary import pp_boundary as pp_boundary
+    from .composite import CompositeAuxiliaryOutput as CompositeAuxiliaryOutput
+    from .composite import CompositeSamplingObserver as CompositeSamplingObserver
     from .conformance import is_pp_observer as is_pp_observer
     from .conformance import is_pp_output as is_pp_output
     from .conformance import require_pp_observer as require_pp_observer
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from .errors import EmptyOutputError as EmptyOutputError
     from .errors import MissingObserverError as MissingObserverError
     from .errors import NonTensorError as NonTensorError
+    from .errors import PayloadError as PayloadError
     from .errors import PPProtocolError as PPProtocolError
     from .errors import ReconstructionError as ReconstructionError
     from .errors import TensorNameError as TensorNameError
@@ -37,6 +40,9 @@ if TYPE_CHECKING:
     from .errors import UnsupportedOutputError as UnsupportedOutputError
     from .errors import UnsupportedTensorError as UnsupportedTensorError
     from .errors import WireError as WireError
+    from .payload import Local as Local
+    from .payload import TensorPayload as TensorPayload
+    from .payload import TensorSpec as TensorSpec
     from .reports import ConformanceReport as ConformanceReport
     from .reports import Problem as Problem
     from .reports import check_observer as check_observer
@@ -51,6 +57,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "boundary": ("PREFIX", "pp_boundary"),
+    "composite": ("CompositeAuxiliaryOutput", "CompositeSamplingObserver"),
     "conformance": ("is_pp_observer", "is_pp_output", "require_pp_observer", "require_pp_output"),
     "contract": (
         "CommittedTokens",
@@ -70,6 +77,7 @@ _HOME = {
         "MissingObserverError",
         "NonTensorError",
         "PPProtocolError",
+        "PayloadError",
         "ReconstructionError",
         "TensorNameError",
         "UnsupportedObserverError",
@@ -77,6 +85,7 @@ _HOME = {
         "UnsupportedTensorError",
         "WireError",
     ),
+    "payload": ("Local", "TensorPayload", "TensorSpec"),
     "reports": ("ConformanceReport", "Problem", "check_observer", "check_output"),
     "transport": (
         "add_auxiliary_output_to_pp_tensors",

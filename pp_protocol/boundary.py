@@ -19,10 +19,8 @@ from typing_extensions import TypeIs
 
 from .conformance import (
     COPY_TO_HOST_JUDGE,
-    FROM_PP_TENSORS,
     FROM_PP_TENSORS_JUDGE,
     Finding,
-    unusable_callable,
 )
 from .errors import (
     MissingObserverError,
@@ -89,7 +87,7 @@ def rebuild(
     try:
         method = observer.from_pp_tensors
         if id(type(observer)) not in _rebuilders:  # read from a property, for instance
-            finding = unusable_callable(method, FROM_PP_TENSORS)
+            finding = FROM_PP_TENSORS_JUDGE.of_read(observer, method)
         if finding is None:
             return method(payload)
     except Exception as error:

@@ -153,6 +153,23 @@ def from_pp_tensors(self, tensors):
         for request, commit, entropy in zip(batch.reqs, commits, self.entropy.tolist()):
             if commit is not None: request.entropies.append(entropy)""",
     ),
+    "payload": Entry(
+        "What arrived is not what the fields of a TensorPayload, or the children of a composite,"
+        " declare.",
+        (
+            "The ranks have different versions of the plug-in, or composites of other children.",
+            "The sender made a tensor of another dtype or shape than its field declares.",
+        ),
+        "The message lists all that differs: send what is declared, or declare what is sent.",
+        f"{_CHECK} Start the same environment on every rank.",
+        """import torch
+from typing import Annotated
+from pp_protocol import TensorPayload, TensorSpec
+class EntropyOutput(TensorPayload):
+    entropy: Annotated[torch.Tensor, TensorSpec(torch.float32, ("batch",))]
+    def consume(self, batch, commits): ...
+EntropyOutput.from_pp_tensors({"entropy": torch.zeros(4)})  # float64 or [4, 1] would raise""",
+    ),
     "conformance": Entry(
         "A report of check_observer or check_output lists errors, and raise_if_failed was called.",
         ("See what the report lists: each line has a code of its own.",),

@@ -342,24 +342,38 @@ def _misfits(call: _Call, arguments: int) -> Iterator[str]:
 
 
 class Judge:
-    """`unusable` for one member, that remembers for which types a plain method was usable.
+    """`unusable` for one member, that remembers for which types it was usable.
 
     `believed` holds the id of a type and that of its function. A type is believed only while an
     object's bound method is made of that very function, so that a method deleted, replaced,
     shadowed on the instance or made static is judged anew; and only while both are alive, to which
-    it refers weakly.
+    it refers weakly. Of a static method it is what the method gives, itself, that has to be there.
     """
 
     def __init__(self, member: Member) -> None:
         self.member = member
         self.believed: dict[int, int] = {}
+        self._static: dict[int, int] = {}
         self._alive: dict[int, tuple[weakref.ref[Any], ...]] = {}
 
     def __call__(self, obj: object) -> Finding | None:
+        static = self._static.get(id(type(obj)))
+        if static is not None and id(getattr(obj, self.member.name, None)) == static:
+            return None
         finding = unusable(obj, self.member)
         if finding is None:
             self._remember(obj)
         return finding
+
+    def of_read(self, obj: object, value: object) -> Finding | None:
+        """Why what was read from a judged object cannot be called, if it was only then to be seen.
+
+        So it is with a property; what is remembered needs no second look.
+        """
+        cls = id(type(obj))
+        if cls in self.believed or self._static.get(cls) == id(value):
+            return None
+        return unusable_callable(value, self.member)
 
     def _remember(self, obj: object) -> None:
         cls = type(obj)
@@ -367,6 +381,7 @@ class Judge:
 
         def forget(_: object) -> None:
             self.believed.pop(key, None)
+            self._static.pop(key, None)
             self._alive.pop(key, None)
 
         if overrides_getattribute(cls) or overrides_getattribute(type(cls)):
@@ -374,12 +389,17 @@ class Judge:
         found = look_up(obj, self.member.name)
         if found is None or found.owner is None:
             return
-        if type(found.raw) is not types.FunctionType:
-            forget(None)  # of what the class had before
+        forget(None)  # what the class had before
+        raw = found.raw
+        function = raw.__func__ if type(raw) in (staticmethod, classmethod) else raw
+        if type(function) is not types.FunctionType and type(raw) is not staticmethod:
             return
-
-        self._alive[key] = weakref.ref(cls, forget), weakref.ref(found.raw, forget)
-        self.believed[key] = id(found.raw)
+        try:
+            self._alive[key] = weakref.ref(cls, forget), weakref.ref(function, forget)
+        except TypeError:  # a callable that cannot be referred to weakly
+            return
+        remembered = self._static if type(raw) is staticmethod else self.believed
+        remembered[key] = id(function)
 
     def or_else(self, otherwise: Callable[[object], T], yes: T) -> Callable[[object], T]:
         """A function that gives `yes` by the shortest way to what is remembered, for most objects.

@@ -141,6 +141,13 @@ class ContractViolationError(PPProtocolError):
     beginning = "argument or result does not satisfy its pipeline-parallel Protocol"
 
 
+class PayloadError(PPProtocolError):
+    """What arrived is not what the fields of a payload, or the children of a composite, declare."""
+
+    code = "payload"
+    beginning = "received tensors do not fit what is declared"
+
+
 class ReconstructionError(PPProtocolError):
     """`from_pp_tensors` gave None, or something that is no auxiliary output."""
 

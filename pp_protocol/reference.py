@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from .contract import CommittedTokens
+from .payload import Local, TensorPayload, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -32,33 +33,14 @@ class TokenScores:
 OnToken = Callable[[Any, TokenScores], None]
 
 
-@dataclass(frozen=True, eq=False)
-class LogprobOutput:
+class LogprobOutput(TensorPayload):
     """The scores of one step, on the device and, after `copy_to_host`, on the host."""
 
-    token_logprobs: Tensor
-    """float32 [batch]"""
-    entropies: Tensor
-    """float32 [batch]"""
-    top_ids: Tensor
-    """int64 [batch, k]"""
-    top_logprobs: Tensor
-    """float32 [batch, k]"""
-    on_token: OnToken
-
-    def to_pp_tensors(self) -> dict[str, Tensor]:
-        """Name the four tensors."""
-        return {
-            "token_logprobs": self.token_logprobs,
-            "entropies": self.entropies,
-            "top_ids": self.top_ids,
-            "top_logprobs": self.top_logprobs,
-        }
-
-    def copy_to_host(self, copy_tensor: Callable[[Tensor], Tensor]) -> LogprobOutput:
-        """Copy the four tensors; their values are read in `consume`, when they have arrived."""
-        copies = {name: copy_tensor(tensor) for name, tensor in self.to_pp_tensors().items()}
-        return LogprobOutput(**copies, on_token=self.on_token)
+    token_logprobs: Annotated[Tensor, TensorSpec(torch.float32, ("batch",))]
+    entropies: Annotated[Tensor, TensorSpec(torch.float32, ("batch",))]
+    top_ids: Annotated[Tensor, TensorSpec(torch.int64, ("batch", "k"))]
+    top_logprobs: Annotated[Tensor, TensorSpec(torch.float32, ("batch", "k"))]
+    on_token: Annotated[OnToken, Local()]
 
     def consume(self, batch: Any, commits: Sequence[CommittedTokens | None]) -> None:
         """Report the scores of each committed token, with its request from `batch.reqs`.
@@ -160,12 +142,9 @@ class LogprobObserver:
         """Rebuild the output on the first stage.
 
         Raises:
-            ValueError: the tensors are not the four that `LogprobOutput.to_pp_tensors` names.
+            PayloadError: the tensors are not the four of `LogprobOutput`.
         """
-        expected = {"token_logprobs", "entropies", "top_ids", "top_logprobs"}
-        if set(tensors) != expected:
-            raise ValueError(f"expected the tensors {sorted(expected)}, got {sorted(tensors)}")
-        return LogprobOutput(**tensors, on_token=self._on_token)
+        return LogprobOutput.from_pp_tensors(tensors, on_token=self._on_token)
 
     def take(self, rid: Any) -> list[TokenScores]:
         """Remove and return what is kept for a request, in order; call it when that is finished."""

@@ -18,7 +18,7 @@ from .boundary import (
     not_rebuilt,
     rebuild,
 )
-from .conformance import TO_PP_TENSORS, TO_PP_TENSORS_JUDGE, unusable_callable
+from .conformance import TO_PP_TENSORS_JUDGE
 from .contract import DeviceAuxiliaryOutput
 from .errors import (
     DuplicateTensorError,
@@ -212,7 +212,7 @@ def _payload(output: Any) -> Mapping[Any, Any]:
         try:
             if method is None:
                 method = output.to_pp_tensors
-                finding = unusable_callable(method, TO_PP_TENSORS)  # if it was a property
+                finding = TO_PP_TENSORS_JUDGE.of_read(output, method)
             if finding is None:
                 given = method()
                 if type(given) is dict and given:

@@ -11,7 +11,8 @@ from pp_protocol.cli import main
 @pytest.mark.parametrize("code", CATALOGUE)
 def test_the_lines_of_each_entry_run(code: str) -> None:
     assert len(CATALOGUE[code].example.splitlines()) <= 8
-    exec(compile(CATALOGUE[code].example, code, "exec"), {"__name__": "example"})
+    example = compile(CATALOGUE[code].example, code, "exec", dont_inherit=True)
+    exec(example, {"__name__": "example"})
 
 
 @pytest.mark.parametrize("code", CATALOGUE)

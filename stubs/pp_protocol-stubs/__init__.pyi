@@ -1,6 +1,8 @@
 # What is public; complete by name. Stricter than the code where that finds faults: see transport.
 from .boundary import PREFIX as PREFIX
 from .boundary import pp_boundary as pp_boundary
+from .composite import CompositeAuxiliaryOutput as CompositeAuxiliaryOutput
+from .composite import CompositeSamplingObserver as CompositeSamplingObserver
 from .conformance import is_pp_observer as is_pp_observer
 from .conformance import is_pp_output as is_pp_output
 from .conformance import require_pp_observer as require_pp_observer
@@ -19,6 +21,7 @@ from .errors import DuplicateTensorError as DuplicateTensorError
 from .errors import EmptyOutputError as EmptyOutputError
 from .errors import MissingObserverError as MissingObserverError
 from .errors import NonTensorError as NonTensorError
+from .errors import PayloadError as PayloadError
 from .errors import PPProtocolError as PPProtocolError
 from .errors import ReconstructionError as ReconstructionError
 from .errors import TensorNameError as TensorNameError
@@ -26,6 +29,9 @@ from .errors import UnsupportedObserverError as UnsupportedObserverError
 from .errors import UnsupportedOutputError as UnsupportedOutputError
 from .errors import UnsupportedTensorError as UnsupportedTensorError
 from .errors import WireError as WireError
+from .payload import Local as Local
+from .payload import TensorPayload as TensorPayload
+from .payload import TensorSpec as TensorSpec
 from .reports import ConformanceReport as ConformanceReport
 from .reports import Problem as Problem
 from .reports import check_observer as check_observer
@@ -42,6 +48,8 @@ __version__: str
 __all__ = [
     "PREFIX",
     "CommittedTokens",
+    "CompositeAuxiliaryOutput",
+    "CompositeSamplingObserver",
     "ConformanceError",
     "ConformanceReport",
     "ContractViolationError",
@@ -49,17 +57,21 @@ __all__ = [
     "DuplicateTensorError",
     "EmptyOutputError",
     "HostAuxiliaryOutput",
+    "Local",
     "MissingObserverError",
     "NonTensorError",
     "PPCapableObserver",
     "PPCapableOutput",
     "PPProtocolError",
+    "PayloadError",
     "PipelineParallelAuxiliaryOutput",
     "PipelineParallelSamplingObserver",
     "Problem",
     "ReconstructionError",
     "SamplingObserver",
     "TensorNameError",
+    "TensorPayload",
+    "TensorSpec",
     "UnsupportedObserverError",
     "UnsupportedOutputError",
     "UnsupportedTensorError",

@@ -1,10 +1,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor
 
 from .contract import CommittedTokens
+from .payload import Local, TensorPayload, TensorSpec
 
 @dataclass(frozen=True)
 class TokenScores:
@@ -17,15 +18,12 @@ class TokenScores:
 
 OnToken = Callable[[Any, TokenScores], None]
 
-@dataclass(frozen=True, eq=False)
-class LogprobOutput:
-    token_logprobs: Tensor
-    entropies: Tensor
-    top_ids: Tensor
-    top_logprobs: Tensor
-    on_token: OnToken
-    def to_pp_tensors(self) -> dict[str, Tensor]: ...
-    def copy_to_host(self, copy_tensor: Callable[[Tensor], Tensor]) -> LogprobOutput: ...
+class LogprobOutput(TensorPayload):
+    token_logprobs: Annotated[Tensor, TensorSpec()]
+    entropies: Annotated[Tensor, TensorSpec()]
+    top_ids: Annotated[Tensor, TensorSpec()]
+    top_logprobs: Annotated[Tensor, TensorSpec()]
+    on_token: Annotated[OnToken, Local()]
     def consume(self, batch: Any, commits: Sequence[CommittedTokens | None]) -> None: ...
 
 class LogprobObserver:

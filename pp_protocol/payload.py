@@ -1,0 +1,310 @@
+"""How does an output of named tensors get its three methods from its fields alone?
+
+A payload is one class for the device and, after `copy_to_host`, for the host. Its fields say what
+travels, and what arrives is held against them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, ClassVar
+
+import torch
+import typing_extensions
+from torch import Tensor
+from typing_extensions import Self, dataclass_transform
+
+from .errors import PayloadError, type_name
+
+_Size = int | str
+_Sizes = dict[str, tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a field's tensor is, in its annotation: `Annotated[Tensor, TensorSpec(...)]`.
+
+    Args:
+        dtype: for instance torch.float32; None leaves it open.
+        shape: the size of each dimension, as a number, or as a name ("batch") that stands for the
+            same size wherever it occurs in the payload and in those nested in it. () is a tensor
+            without dimensions; None leaves the shape open.
+
+    Raises:
+        TypeError: something else was given; of a list, pass tuple(shape).
+    """
+
+    dtype: torch.dtype | None = None
+    shape: tuple[_Size, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.dtype is None or isinstance(self.dtype, torch.dtype)):
+            raise TypeError(f"dtype is {type_name(self.dtype)}, not a torch.dtype")
+        fits = isinstance(self.shape, tuple) and all(
+            type(size) is str or (type(size) is int and size >= 0) for size in self.shape
+        )
+        if not (self.shape is None or fits):
+            raise TypeError("shape is no tuple of sizes and names of dimensions")
+
+    def _faults(self, name: str, tensor: Tensor, sizes: _Sizes) -> Iterator[str]:
+        """What of a tensor is otherwise; `sizes` gathers the size of each named dimension."""
+        if self.dtype is not None and tensor.dtype != self.dtype:
+            yield f"{name!r} is {tensor.dtype}, not {self.dtype}"
+        if self.shape is None:
+            return
+        found = tuple(tensor.shape)
+        if len(found) != len(self.shape):
+            yield f"{name!r} has the shape {list(found)}, not [{', '.join(map(str, self.shape))}]"
+            return
+        for place, (size, expected) in enumerate(zip(found, self.shape, strict=True)):
+            if type(expected) is int:
+                if size != expected:
+                    yield f"{name!r} has the size {size} in dimension {place}, not {expected}"
+                continue
+            known, where = sizes.setdefault(str(expected), (size, name))
+            if size != known:
+                yield (
+                    f"{name!r} has the size {size} in dimension {place}, {expected!r}, which is"
+                    f" {known} in {where!r}"
+                )
+
+
+@dataclass(frozen=True)
+class Local:
+    """Marks a field that does not travel: `Annotated[Callback, Local()]`.
+
+    Whoever rebuilds the payload passes it by keyword: `from_pp_tensors(tensors, callback=...)`.
+    """
+
+
+@dataclass(frozen=True)
+class _Field:
+    """One field of a payload, as its annotation says."""
+
+    name: str
+    optional: bool = False
+    spec: TensorSpec | None = None
+    payload: type[TensorPayload] | None = None
+    local: bool = False
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+class TensorPayload:
+    """Base of auxiliary outputs that are named tensors; a subclass is a frozen dataclass.
+
+    A field is a `Tensor`, a `Tensor | None` (absent on the wire when it is None), another payload
+    (whose tensors travel as `field.name`) or such a payload or None (None where all of it is
+    absent); with `Annotated[Tensor, TensorSpec(...)]` its dtype and shape are checked where it
+    arrives, and `Annotated[..., Local()]` marks what does not travel. What the class itself has to
+    define is `consume`, if it is used as an output and not only inside another payload.
+
+    Raises:
+        TypeError: when the class is defined: a field is none of these, or its annotation cannot be
+            resolved.
+    """
+
+    _fields: ClassVar[tuple[_Field, ...]] = ()
+    _names: ClassVar[tuple[str, ...]] = ()
+    _named: ClassVar[frozenset[str]] = frozenset()
+    _read: ClassVar[Callable[[Any], tuple[Tensor, ...]] | None] = None
+    """Reads all fields that are sent, where each is a tensor that is always there."""
+    _local: ClassVar[tuple[str, ...]] = ()
+    _specs: ClassVar[tuple[tuple[str, torch.dtype | None, tuple[_Size, ...] | None], ...]] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        dataclass(frozen=True, eq=False)(cls)
+        cls._fields = tuple(_fields_of(cls))
+        sent = [one for one in cls._fields if not one.local]
+        cls._names = tuple(one.name for one in sent)
+        cls._named = frozenset(cls._names)
+        cls._local = tuple(one.name for one in cls._fields if one.local)
+        plain = bool(sent) and not any(one.optional or one.payload for one in sent)
+        cls._read = _reader(cls._names) if plain else None
+        cls._specs = tuple(
+            (one.name, one.spec.dtype, one.spec.shape) for one in cls._fields if one.spec
+        )
+
+    def to_pp_tensors(self) -> dict[str, Tensor]:
+        """Name the tensors of the fields; those that are None are left out."""
+        read = type(self)._read
+        if read is not None:
+            return dict(zip(self._names, read(self), strict=True))
+        named: dict[str, Tensor] = {}
+        for field in self._fields:
+            value = getattr(self, field.name)
+            if field.local or (value is None and field.optional):
+                continue
+            if field.payload is None:
+                named[field.name] = value
+            else:
+                inner = value.to_pp_tensors().items()
+                named.update({f"{field.name}.{name}": tensor for name, tensor in inner})
+        return named
+
+    @classmethod
+    def from_pp_tensors(cls, tensors: Mapping[str, Tensor], /, **local: Any) -> Self:
+        """Rebuild the payload from its tensors; fields that are `Local()` are given by keyword.
+
+        Raises:
+            PayloadError: a tensor is missing or unexpected, or is not what its field declares. It
+                lists all that is wrong.
+            TypeError: a local field is missing, or a keyword is none.
+        """
+        plain = cls._read is not None and tensors.keys() == cls._named
+        if plain and (not cls._specs or cls._fits(tensors)):
+            return cls(**tensors, **local)
+        faults: list[str] = []
+        made = cls._rebuilt(tensors, "", {}, faults, local)
+        if faults or made is None:
+            raise PayloadError.about(
+                type_name(cls).removeprefix("class "),
+                f"cannot be rebuilt: {'; '.join(faults)}",
+                "Install the same version of the payload on both ranks, and send what its fields"
+                " declare.",
+            )
+        return made
+
+    def copy_to_host(self, copy_tensor: Callable[[Tensor], Tensor], /) -> Self:
+        """The same payload with each tensor copied, once each, in the order of the fields."""
+        read = type(self)._read
+        if read is not None:
+            values = dict(zip(self._names, map(copy_tensor, read(self)), strict=True))
+            return type(self)(**values, **{name: getattr(self, name) for name in self._local})
+        copies: dict[str, Any] = {}
+        for field in self._fields:
+            value = getattr(self, field.name)
+            travels = not field.local and not (value is None and field.optional)
+            if travels and field.payload:
+                value = value.copy_to_host(copy_tensor)
+            elif travels:
+                value = copy_tensor(value)
+            copies[field.name] = value
+        return type(self)(**copies)
+
+    @classmethod
+    def _fits(cls, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether every tensor is what its field declares; says no more, but says it quickly."""
+        sizes: dict[_Size, int] = {}
+        for name, dtype, shape in cls._specs:
+            tensor = tensors[name]
+            if dtype is not None and tensor.dtype is not dtype:
+                return False
+            if shape is not None:
+                found = tensor.shape
+                if len(found) != len(shape):
+                    return False
+                for expected, size in zip(shape, found, strict=True):
+                    if size != (
+                        expected if type(expected) is int else sizes.setdefault(expected, size)
+                    ):
+                        return False
+        return True
+
+    @classmethod
+    def _rebuilt(
+        cls,
+        tensors: Mapping[str, Tensor],
+        prefix: str,
+        sizes: _Sizes,
+        faults: list[str],
+        local: Mapping[str, Any],
+    ) -> Self | None:
+        """The payload of what is named with `prefix`; None, and why, if it cannot be rebuilt."""
+        before, values, left = len(faults), dict(local), dict(tensors)
+        for field in cls._fields:
+            name = prefix + field.name
+            if field.local:
+                continue  # given by keyword, or by its default
+            if field.payload is not None:
+                inner = {key: left.pop(key) for key in [*left] if key.startswith(f"{name}.")}
+                values[field.name] = None
+                if inner or not field.optional:
+                    values[field.name] = field.payload._rebuilt(
+                        inner, f"{name}.", sizes, faults, {}
+                    )
+            elif name in left:
+                tensor = values[field.name] = left.pop(name)
+                if field.spec is not None:
+                    faults += field.spec._faults(name, tensor, sizes)
+            elif field.optional:
+                values[field.name] = None
+            else:
+                faults.append(f"{name!r} is missing")
+        faults += [f"{name!r} is unexpected" for name in left]
+        return cls(**values) if len(faults) == before else None
+
+
+def _reader(names: tuple[str, ...]) -> Callable[[Any], tuple[Tensor, ...]]:
+    if len(names) > 1:
+        return attrgetter(*names)
+    (name,) = names
+    return lambda payload: (getattr(payload, name),)
+
+
+def _fields_of(cls: type[TensorPayload]) -> Iterator[_Field]:
+    known = {
+        id(one): field
+        for base in cls.__mro__[1:]
+        if issubclass(base, TensorPayload) and base is not TensorPayload
+        for one, field in zip(dataclasses.fields(typing.cast(Any, base)), base._fields, strict=True)
+    }
+    for one in dataclasses.fields(typing.cast(Any, cls)):  # made a dataclass just before
+        yield known[id(one)] if id(one) in known else _field(cls, one.name, _hint(cls, one))
+
+
+def _hint(cls: type, field: dataclasses.Field[Any]) -> Any:
+    """The resolved annotation; names that are local where the class stands are known as well."""
+    if not isinstance(field.type, str):
+        return field.type
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") != cls.__module__:
+        frame = frame.f_back
+    local = {**(frame.f_locals if frame else {}), **vars(cls)}
+    try:
+        return eval(
+            field.type, frame.f_globals if frame else vars(sys.modules[cls.__module__]), local
+        )
+    except Exception as error:
+        raise TypeError(
+            f"{cls.__qualname__}.{field.name}: the annotation {field.type!r} cannot be resolved"
+            f" ({error}); import what it names outside of TYPE_CHECKING, and define a nested"
+            " payload before the one that holds it"
+        ) from error
+
+
+def _field(cls: type, name: str, hint: Any) -> _Field:
+    spec, optional = None, False
+    marks: list[Any] = []
+    while True:  # Annotated and None around the type, in any order
+        origin, given = typing.get_origin(hint), typing.get_args(hint)
+        if origin in (typing.Annotated, typing_extensions.Annotated):
+            hint, marks = given[0], [*marks, *given[1:]]
+        elif origin in (typing.Union, types.UnionType) and type(None) in given and len(given) == 2:
+            (hint,) = (one for one in given if one is not type(None))
+            optional = True
+        else:
+            break
+    if any(isinstance(mark, Local) for mark in marks):
+        return _Field(name, local=True)
+    specs = [mark for mark in marks if isinstance(mark, TensorSpec)]
+    spec = specs[0] if specs else None
+    if hint is Tensor and len(specs) < 2:
+        return _Field(name, optional, spec)
+    if isinstance(hint, type) and issubclass(hint, TensorPayload) and not specs:
+        if any(one.local for one in hint._fields):
+            raise TypeError(
+                f"{cls.__qualname__}.{name} is a payload with Local() fields, which nobody could"
+                " pass; put those into the outermost payload"
+            )
+        return _Field(name, optional, payload=hint)
+    raise TypeError(
+        f"{cls.__qualname__}.{name} is neither a Tensor nor a payload, with at most one TensorSpec,"
+        " nor one of them or None; mark what does not travel with Annotated[..., Local()]"
+    )

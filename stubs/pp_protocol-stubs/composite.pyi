@@ -1,0 +1,43 @@
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from .contract import (
+    CommittedTokens,
+    DeviceAuxiliaryOutput,
+    HostAuxiliaryOutput,
+    PPCapableObserver,
+    PPCapableOutput,
+)
+
+SEPARATOR: str
+
+class _Combined(Protocol):
+    @property
+    def outputs(self) -> Sequence[DeviceAuxiliaryOutput]: ...
+
+class CompositeSamplingObserver:
+    children: MappingProxyType[str, PPCapableObserver[Any]]
+    def __init__(self, children: Mapping[str, PPCapableObserver[Any]]) -> None: ...
+    def __reduce__(self) -> tuple[Any, ...]: ...
+    def is_active(self, sampling_info: Any, /) -> bool: ...
+    def before_grammar(self, logits: Tensor, sampling_info: Any, /) -> dict[str, Any] | None: ...
+    def after_sample(
+        self, state: dict[str, Any], token_ids: Tensor, /
+    ) -> CompositeAuxiliaryOutput | None: ...
+    def from_pp_tensors(self, tensors: Mapping[str, Tensor], /) -> CompositeAuxiliaryOutput: ...
+
+class CompositeAuxiliaryOutput:
+    outputs: MappingProxyType[str, Any]
+    def __init__(self, outputs: Mapping[str, PPCapableOutput]) -> None: ...
+    @classmethod
+    def naming(cls, names: Sequence[str], combined: _Combined) -> CompositeAuxiliaryOutput: ...
+    def to_pp_tensors(self) -> dict[str, Tensor]: ...
+    def copy_to_host(self, copy_tensor: Callable[[Tensor], Tensor], /) -> CompositeHostOutput: ...
+
+class CompositeHostOutput:
+    outputs: Mapping[str, HostAuxiliaryOutput]
+    def __init__(self, outputs: Mapping[str, HostAuxiliaryOutput]) -> None: ...
+    def consume(self, batch: Any, commits: Sequence[CommittedTokens | None], /) -> None: ...
