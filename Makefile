@@ -18,8 +18,8 @@ types: .venv/installed
 
 # Twice: `python -O` turns beartype off, and every promise has to hold there as well.
 suite: .venv/installed
-	$(BIN)/python -O -m pytest -q -m "not processes"
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -O -m pytest -q -n 2 --dist loadfile -m "not processes"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -29,6 +29,7 @@ suite: .venv/installed
 bench: .venv/installed
 	$(BIN)/python -W ignore tests/benchmarks/transport.py
 	$(BIN)/python -W ignore tests/benchmarks/boundary.py
+	$(BIN)/python -W ignore tests/benchmarks/payload.py
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

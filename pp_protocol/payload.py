@@ -117,6 +117,9 @@ class TensorPayload:
     _local: ClassVar[tuple[str, ...]] = ()
     _specs: ClassVar[tuple[tuple[str, torch.dtype | None, tuple[_Size, ...] | None], ...]] = ()
 
+    _fixed: ClassVar[dict[_Size, int]] = {}
+    """Each size that a spec gives as a number, so that all sizes are looked up in one way."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         dataclass(frozen=True, eq=False)(cls)
@@ -130,6 +133,8 @@ class TensorPayload:
         cls._specs = tuple(
             (one.name, one.spec.dtype, one.spec.shape) for one in cls._fields if one.spec
         )
+        sizes = [size for *_, shape in cls._specs for size in shape or ()]
+        cls._fixed = {size: size for size in sizes if type(size) is int}
 
     def to_pp_tensors(self) -> dict[str, Tensor]:
         """Name the tensors of the fields; those that are None are left out."""
@@ -157,9 +162,12 @@ class TensorPayload:
                 lists all that is wrong.
             TypeError: a local field is missing, or a keyword is none.
         """
-        plain = cls._read is not None and tensors.keys() == cls._named
-        if plain and (not cls._specs or cls._fits(tensors)):
-            return cls(**tensors, **local)
+        if (
+            cls._read is not None
+            and tensors.keys() == cls._named
+            and (not cls._specs or cls._fits(tensors))
+        ):
+            return cls(**tensors, **local) if local else cls(**tensors)
         faults: list[str] = []
         made = cls._rebuilt(tensors, "", {}, faults, local)
         if faults or made is None:
@@ -175,6 +183,8 @@ class TensorPayload:
         """The same payload with each tensor copied, once each, in the order of the fields."""
         read = type(self)._read
         if read is not None:
+            if not self._local:
+                return type(self)(*map(copy_tensor, read(self)))
             values = dict(zip(self._names, map(copy_tensor, read(self)), strict=True))
             return type(self)(**values, **{name: getattr(self, name) for name in self._local})
         copies: dict[str, Any] = {}
@@ -191,7 +201,7 @@ class TensorPayload:
     @classmethod
     def _fits(cls, tensors: Mapping[str, Tensor]) -> bool:
         """Whether every tensor is what its field declares; says no more, but says it quickly."""
-        sizes: dict[_Size, int] = {}
+        sizes = cls._fixed.copy()
         for name, dtype, shape in cls._specs:
             tensor = tensors[name]
             if dtype is not None and tensor.dtype is not dtype:
@@ -201,9 +211,7 @@ class TensorPayload:
                 if len(found) != len(shape):
                     return False
                 for expected, size in zip(shape, found, strict=True):
-                    if size != (
-                        expected if type(expected) is int else sizes.setdefault(expected, size)
-                    ):
+                    if sizes.setdefault(expected, size) != size:
                         return False
         return True
 

@@ -190,3 +190,24 @@ def test_stock_protocols_and_ours_take_each_other_s_objects(stock: Any) -> None:
     tensors = {PREFIX + "x": torch.ones(1)}
     assert stock.pop(dict(tensors), Subclass()).tensors.keys() == {"x"}
     assert ours().pop(dict(tensors), Subclass()).tensors.keys() == {"x"}
+
+
+def test_a_composite_goes_both_ways_and_the_engine_s_combined_outputs_can_be_sent(
+    stock: Any,
+) -> None:
+    observer = pp_protocol.CompositeSamplingObserver({"low": Observer(), "high": Observer()})
+    one, two = Output({"x": torch.zeros(2)}), Output({"x": torch.ones(2), "y": torch.ones(1)})
+    combined = stock.outputs.append_auxiliary_output(one, two)
+    assert type(combined) is stock.outputs.CompositeDeviceAuxiliaryOutput
+    assert not is_pp_output(combined)
+    named = pp_protocol.CompositeAuxiliaryOutput.naming(("low", "high"), combined)
+    for sender, receiver in ((ours(), stock), (stock, ours())):
+        tensors: dict[str, Any] = {"next_token_ids": 1}
+        sender.add(tensors, named)
+        assert set(tensors) == {
+            *("next_token_ids", PREFIX + "low/x", PREFIX + "high/x", PREFIX + "high/y"),
+        }
+        output = receiver.pop(tensors, observer)
+        assert tensors == {"next_token_ids": 1}
+        assert output.outputs["high"].tensors == two.tensors
+        assert output.outputs["low"].tensors == one.tensors

@@ -10,6 +10,7 @@ import torch
 
 from pp_protocol import (
     CommittedTokens,
+    PayloadError,
     PPCapableObserver,
     PPCapableOutput,
     add_auxiliary_output_to_pp_tensors,
@@ -120,7 +121,7 @@ def test_what_does_not_fit_the_batch_is_refused() -> None:
         host.consume(batch, [None])
     with pytest.raises(ValueError, match="2 tokens committed in one step"):
         host.consume(batch, [CommittedTokens(0, (1, 2)), None])
-    with pytest.raises(ValueError, match="expected the tensors"):
+    with pytest.raises(PayloadError, match="is missing"):
         observer.from_pp_tensors({"entropies": torch.ones(1)})
     with pytest.raises(ValueError, match="top_k must be at least 1"):
         LogprobObserver(top_k=0)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import torch
 import sglang.srt.managers.auxiliary_output as engine_outputs
 import sglang.srt.sampling.sampling_observer as engine_observers
 import sglang.srt.sampling.sampling_observer_pp as engine
 from pp_protocol import (
     PREFIX,
     CommittedTokens,
+    CompositeAuxiliaryOutput,
+    CompositeSamplingObserver,
     ConformanceError,
     ConformanceReport,
     ContractViolationError,
@@ -18,8 +21,10 @@ from pp_protocol import (
     DuplicateTensorError,
     EmptyOutputError,
     HostAuxiliaryOutput,
+    Local,
     MissingObserverError,
     NonTensorError,
+    PayloadError,
     PipelineParallelAuxiliaryOutput,
     PipelineParallelSamplingObserver,
     PPCapableObserver,
@@ -29,6 +34,8 @@ from pp_protocol import (
     ReconstructionError,
     SamplingObserver,
     TensorNameError,
+    TensorPayload,
+    TensorSpec,
     UnsupportedObserverError,
     UnsupportedOutputError,
     UnsupportedTensorError,
@@ -121,6 +128,37 @@ class PlainObserver:
 
     def after_sample(self, state: Tensor, token_ids: Tensor) -> DeviceAuxiliaryOutput | None:
         return None
+
+
+class Top(TensorPayload):
+    ids: Annotated[Tensor, TensorSpec(torch.int64, ("batch", 5))]
+    values: Tensor | None
+
+
+class Scores(TensorPayload):
+    entropy: Annotated[Tensor, TensorSpec(dtype=torch.float32, shape=("batch",))]
+    top: Top | None
+    on_token: Annotated[Callable[[int], None], Local()]
+
+    def consume(self, batch: object, commits: Sequence[CommittedTokens | None]) -> None: ...
+
+
+class PayloadObserver:
+    def is_active(self, sampling_info: object) -> bool:
+        return True
+
+    def before_grammar(self, logits: Tensor, sampling_info: object) -> Tensor:
+        return logits
+
+    def after_sample(self, state: Tensor, token_ids: Tensor) -> Scores | None:
+        return Scores(entropy=state, top=Top(token_ids, None), on_token=print)
+
+    def from_pp_tensors(self, tensors: Mapping[str, Tensor]) -> Scores:
+        return Scores.from_pp_tensors(tensors, on_token=print)
+
+
+class ShortObserver:
+    from_pp_tensors = staticmethod(Scores.from_pp_tensors)
 
 
 wire: dict[str, Any] = {}
@@ -228,6 +266,7 @@ def errors() -> None:
         EmptyOutputError,
         MissingObserverError,
         NonTensorError,
+        PayloadError,
         ReconstructionError,
         TensorNameError,
         UnsupportedObserverError,
@@ -275,3 +314,26 @@ checked.raise_if_failed()
 key: str = PREFIX + "entropy"
 report: PipelineReport = run_pipeline("module:Observer", stages=2)
 assert_type(report.ok, bool)
+
+
+def payloads(
+    scores: Scores, engine_combined: engine_outputs.CompositeDeviceAuxiliaryOutput
+) -> None:
+    assert_type(Scores.from_pp_tensors({}), Scores)
+    assert_type(scores.copy_to_host(lambda tensor: tensor), Scores)
+    assert_type(scores.to_pp_tensors(), dict[str, Tensor])
+    assert_type(scores.entropy, Tensor)
+    assert_type(scores.top, Top | None)
+    capable: PPCapableOutput = scores
+    observer: PPCapableObserver[Scores] = PayloadObserver()
+    short: PipelineParallelSamplingObserver = ShortObserver()
+    assert_type(pop_auxiliary_output_from_pp_tensors(wire, PayloadObserver()), Scores | None)
+    both = CompositeSamplingObserver({"scores": PayloadObserver(), "plain": Observer()})
+    as_one: PPCapableObserver[CompositeAuxiliaryOutput] = both
+    nested = CompositeSamplingObserver({"both": both})
+    assert_type(pop_auxiliary_output_from_pp_tensors(wire, nested), CompositeAuxiliaryOutput | None)
+    outputs = CompositeAuxiliaryOutput({"scores": scores, "plain": output})
+    named = CompositeAuxiliaryOutput.naming(("scores", "plain"), engine_combined)
+    add_auxiliary_output_to_pp_tensors(wire, outputs)
+    sent: PPCapableOutput = named
+    del capable, observer, short, as_one, sent

@@ -10,6 +10,8 @@ import sglang.srt.sampling.sampling_observer as engine_observers
 import sglang.srt.sampling.sampling_observer_pp as engine
 from pp_protocol import (
     CommittedTokens,
+    CompositeAuxiliaryOutput,
+    CompositeSamplingObserver,
     DeviceAuxiliaryOutput,
     HostAuxiliaryOutput,
     PipelineParallelAuxiliaryOutput,
@@ -17,6 +19,7 @@ from pp_protocol import (
     PPCapableObserver,
     PPCapableOutput,
     SamplingObserver,
+    TensorPayload,
     add_auxiliary_output_to_pp_tensors as add,
     pop_auxiliary_output_from_pp_tensors as pop,
     pp_boundary,
@@ -232,3 +235,26 @@ class ForgetfulHost(HostAuxiliaryOutput): ...
 Forgetful()  # reject: from_pp_tensors is abstract
 ForgetfulOutput()  # reject: copy_to_host is abstract
 ForgetfulHost()  # reject: consume is abstract
+
+
+class ForgetfulPayload(TensorPayload):
+    entropy: Tensor
+
+
+class ConsumingPayload(ForgetfulPayload):
+    def consume(self, batch: object, commits: Sequence[CommittedTokens | None]) -> None: ...
+
+
+def payloads(tensor: Tensor, forgetful: ForgetfulPayload, consuming: ConsumingPayload) -> None:
+    device: DeviceAuxiliaryOutput = forgetful  # reject: consume is not defined
+    host: HostAuxiliaryOutput = forgetful  # reject: as above
+    ConsumingPayload()  # reject: a field is missing
+    ConsumingPayload(entropy=1.5)  # reject: a field that is no tensor
+    ConsumingPayload(entropy=tensor, more=tensor)  # reject: there is no such field
+    consuming.entropy = tensor  # reject: payloads are frozen
+    ConsumingPayload.from_pp_tensors([tensor])  # reject: no mapping
+    CompositeSamplingObserver([Good()])  # reject: without names
+    CompositeSamplingObserver({"good": Good()})  # reject: a child without hooks
+    CompositeAuxiliaryOutput({"device": DeviceOnly()})  # reject: a child that cannot be sent
+    CompositeAuxiliaryOutput.naming(("one",), consuming)  # reject: it has no outputs
+    del device, host
