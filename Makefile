@@ -30,6 +30,7 @@ bench: .venv/installed
 	$(BIN)/python -W ignore tests/benchmarks/transport.py
 	$(BIN)/python -W ignore tests/benchmarks/boundary.py
 	$(BIN)/python -W ignore tests/benchmarks/payload.py
+	$(BIN)/python -W ignore tests/benchmarks/fingerprint.py
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

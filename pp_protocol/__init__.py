@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .errors import ContractViolationError as ContractViolationError
     from .errors import DuplicateTensorError as DuplicateTensorError
     from .errors import EmptyOutputError as EmptyOutputError
+    from .errors import FingerprintError as FingerprintError
     from .errors import MissingObserverError as MissingObserverError
     from .errors import NonTensorError as NonTensorError
     from .errors import PayloadError as PayloadError
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from .errors import UnsupportedOutputError as UnsupportedOutputError
     from .errors import UnsupportedTensorError as UnsupportedTensorError
     from .errors import WireError as WireError
+    from .fingerprint import FINGERPRINT as FINGERPRINT
     from .payload import Local as Local
     from .payload import TensorPayload as TensorPayload
     from .payload import TensorSpec as TensorSpec
@@ -74,6 +76,7 @@ _HOME = {
         "ContractViolationError",
         "DuplicateTensorError",
         "EmptyOutputError",
+        "FingerprintError",
         "MissingObserverError",
         "NonTensorError",
         "PPProtocolError",
@@ -85,6 +88,7 @@ _HOME = {
         "UnsupportedTensorError",
         "WireError",
     ),
+    "fingerprint": ("FINGERPRINT",),
     "payload": ("Local", "TensorPayload", "TensorSpec"),
     "reports": ("ConformanceReport", "Problem", "check_observer", "check_output"),
     "transport": (

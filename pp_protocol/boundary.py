@@ -30,6 +30,7 @@ from .errors import (
     UnsupportedObserverError,
     type_name,
 )
+from .fingerprint import FINGERPRINT, check_received
 from .guarding import beartype_is_off, guarded
 
 PREFIX = "__sampling_observer_output__."
@@ -73,9 +74,12 @@ _is_output = COPY_TO_HOST_JUDGE.or_else(_is_output_after_a_look, True)
 
 @beartype
 def rebuild(
-    observer: Annotated[Any, Is[_can_rebuild]], tensors: Any, keys: Any
+    observer: Annotated[Any, Is[_can_rebuild]], tensors: Any, keys: Any, marked: Any
 ) -> Annotated[Any, Is[_is_output]]:
-    """Call `observer.from_pp_tensors` with what the dict `tensors` holds under `keys`."""
+    """Call `observer.from_pp_tensors` with what the dict `tensors` holds under `keys`.
+
+    `marked` says whether it holds a fingerprint, to which that is held first.
+    """
     payload = {}
     for key in keys:
         tensor = tensors[key]
@@ -83,6 +87,8 @@ def rebuild(
         if type(tensor) is not Tensor or not name:
             _check_received(name, tensor)
         payload[name] = tensor
+    if marked:
+        check_received(payload, tensors[FINGERPRINT], observer)
     finding = None
     try:
         method = observer.from_pp_tensors
@@ -100,10 +106,10 @@ def rebuild(
 if beartype_is_off():
     _unchecked = rebuild
 
-    def rebuild(observer: Any, tensors: Any, keys: Any) -> Any:
+    def rebuild(observer: Any, tensors: Any, keys: Any, marked: Any) -> Any:
         """Call `observer.from_pp_tensors`, with beartype's two checks made by hand."""
         _can_rebuild(observer)
-        output = _unchecked(observer, tensors, keys)
+        output = _unchecked(observer, tensors, keys, marked)
         _is_output(output)
         return output
 

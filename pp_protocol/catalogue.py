@@ -170,6 +170,22 @@ class EntropyOutput(TensorPayload):
     def consume(self, batch, commits): ...
 EntropyOutput.from_pp_tensors({"entropy": torch.zeros(4)})  # float64 or [4, 1] would raise""",
     ),
+    "fingerprint": Entry(
+        "The sender added a fingerprint, and what arrived is not, to the last byte, what it sent.",
+        (
+            "Under tensor parallelism the ranks sent different tensors, which the engine mixes.",
+            "Something wrote into a tensor after it was added, or into the received one.",
+        ),
+        "Make the output the same on all TP ranks: compute it from gathered logits, or broadcast.",
+        "Run pp-protocol check --tp 2 in CI.",
+        """import torch
+from pp_protocol import add_auxiliary_output_to_pp_tensors, pop_auxiliary_output_from_pp_tensors
+from pp_protocol.reference import LogprobObserver
+observer, message = LogprobObserver(), {}
+output = observer.after_sample(observer.before_grammar(torch.randn(1, 9), None), torch.ones(1))
+add_auxiliary_output_to_pp_tensors(message, output, fingerprint=True)
+pop_auxiliary_output_from_pp_tensors(message, observer)  # would raise if a byte had changed""",
+    ),
     "conformance": Entry(
         "A report of check_observer or check_output lists errors, and raise_if_failed was called.",
         ("See what the report lists: each line has a code of its own.",),

@@ -148,6 +148,13 @@ class PayloadError(PPProtocolError):
     beginning = "received tensors do not fit what is declared"
 
 
+class FingerprintError(PPProtocolError):
+    """What arrived is not, to the last byte, what was sent with its fingerprint."""
+
+    code = "fingerprint"
+    beginning = "auxiliary PP tensors do not match their fingerprint"
+
+
 class ReconstructionError(PPProtocolError):
     """`from_pp_tensors` gave None, or something that is no auxiliary output."""
 

@@ -69,7 +69,10 @@ class _State:
 
 
 _state = _State()
-_CHECKED = {"add": add_auxiliary_output_to_pp_tensors, "pop": pop_auxiliary_output_from_pp_tensors}
+_CHECKED: dict[str, Any] = {
+    "add": add_auxiliary_output_to_pp_tensors,
+    "pop": pop_auxiliary_output_from_pp_tensors,
+}
 """Ours, where the engine does not rewrite aliases: an engine may hold these very functions."""
 
 
@@ -234,7 +237,8 @@ def _pop_or_discard(
 ) -> DeviceAuxiliaryOutput | None:
     """As `pop_…`, but a fault of the observer drops its payload and not the scheduler."""
     try:
-        return _CHECKED["pop"](tensors, observer)
+        output: DeviceAuxiliaryOutput | None = _CHECKED["pop"](tensors, observer)
+        return output
     except Exception as error:
         names = discard_auxiliary_output(tensors)  # raises if it is the dict that is wrong
         code = error.code if isinstance(error, PPProtocolError) else "observer-raised"

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from . import fingerprint as fingerprints
 from .boundary import (
     PREFIX,
     Refused,
@@ -29,13 +30,17 @@ from .errors import (
     WireError,
     type_name,
 )
+from .fingerprint import FINGERPRINT
 from .wire import LOWEST_ADDRESS, PLAIN_DTYPES, wire_form
 
 _FIRST = PREFIX[0]
+_BY_DEFAULT = fingerprints.BY_DEFAULT
 _senders = TO_PP_TENSORS_JUDGE.believed
 
 
-def add_auxiliary_output_to_pp_tensors(tensors: MutableMapping[str, Any], output: Any) -> None:
+def add_auxiliary_output_to_pp_tensors(
+    tensors: MutableMapping[str, Any], output: Any, *, fingerprint: bool | None = None
+) -> None:
     """Put the tensors of an auxiliary output into the dict that goes to the next stage.
 
     Takes the place of SGLang's function of that name. Each tensor goes under its own name behind
@@ -45,6 +50,9 @@ def add_auxiliary_output_to_pp_tensors(tensors: MutableMapping[str, Any], output
     Args:
         tensors: the flat dict between the stages. All or nothing: on any error it is as it was.
         output: the auxiliary output, or None, which adds nothing.
+        fingerprint: whether the receiver is to find out that a byte was changed on the way. None
+            takes what PP_PROTOCOL_FINGERPRINT said when this was imported. A dict that holds a
+            fingerprint keeps one: it is made anew, over what was there and what is added.
 
     Raises:
         WireError: `tensors` is no mapping, or cannot be written to.
@@ -87,10 +95,19 @@ def add_auxiliary_output_to_pp_tensors(tensors: MutableMapping[str, Any], output
                 tensor=name,
             )
         staged[key] = tensor
+    if fingerprint or (fingerprint is None and _BY_DEFAULT) or FINGERPRINT in tensors:
+        staged[FINGERPRINT] = _fingerprint(tensors, staged)
     if type(tensors) is dict:
         tensors.update(staged)
     else:
         _put(tensors, staged)
+
+
+def _fingerprint(tensors: Mapping[str, Any], staged: Mapping[str, Tensor]) -> Tensor:
+    """Of what is added and of what was added before."""
+    before = {key: tensors[key] for key in _auxiliary_keys(tensors)}
+    named = {key[len(PREFIX) :]: tensor for key, tensor in {**before, **staged}.items()}
+    return fingerprints.of_sent(named)
 
 
 def _wire_form(output: object, name: str, tensor: object) -> Tensor:
@@ -125,6 +142,7 @@ def pop_auxiliary_output_from_pp_tensors(
         UnsupportedObserverError: it has no `from_pp_tensors` that can be called.
         TensorNameError: a key is the bare prefix.
         NonTensorError: a value is not a tensor.
+        FingerprintError: the sender added a fingerprint, and what arrived does not match it.
         ReconstructionError: the result is None, or has no `copy_to_host` that can be called.
         Exception: whatever `from_pp_tensors` raises comes out unchanged, with a note (Python
             3.11 and later) that names the observer and the tensors.
@@ -138,13 +156,18 @@ def pop_auxiliary_output_from_pp_tensors(
         keys = _auxiliary_keys(tensors)
         if keys:
             _require_mapping(tensors, writable=True)
+    marked = FINGERPRINT in tensors
     if not keys:
+        if marked:
+            raise fingerprints.without_tensors()
         return None
     try:
-        output = rebuild(observer, tensors, keys)
+        output = rebuild(observer, tensors, keys, marked)
     except Refused as refused:
         output, finding = refused.output, refused.finding
     else:
+        if marked:
+            keys.append(FINGERPRINT)
         if type(tensors) is not dict:
             _remove(tensors, keys)
             return output  # type: ignore[no-any-return]  # as `rebuild` has just checked
@@ -158,24 +181,28 @@ def pop_auxiliary_output_from_pp_tensors(
 
 
 def has_auxiliary_output(tensors: Mapping[str, Any]) -> bool:
-    """Whether there is anything to pop.
+    """Whether there is anything to pop: a tensor, or a fingerprint that came without one.
 
     Raises:
         WireError: `tensors` is no mapping.
     """
-    return bool(_auxiliary_keys(tensors))
+    return bool(_auxiliary_keys(tensors)) or FINGERPRINT in tensors
 
 
 def discard_auxiliary_output(tensors: MutableMapping[str, Any]) -> tuple[str, ...]:
-    """Drop the auxiliary tensors, on a stage that cannot consume them, and return their names.
+    """Drop the auxiliary tensors and their fingerprint, on a stage that cannot consume them.
+
+    Returns:
+        The names of the tensors.
 
     Raises:
         WireError: `tensors` is no mapping, or there is something to remove and it is read-only.
     """
     keys = _auxiliary_keys(tensors)
-    if keys and type(tensors) is not dict:
+    marked = [FINGERPRINT] if FINGERPRINT in tensors else []
+    if (keys or marked) and type(tensors) is not dict:
         _require_mapping(tensors, writable=True)
-    _remove(tensors, keys)
+    _remove(tensors, keys + marked)
     return tuple(str.removeprefix(key, PREFIX) for key in keys)
 
 
@@ -246,6 +273,7 @@ def _bad_name(output: object, name: object, payload: Mapping[Any, Any]) -> Tenso
 
 
 def _put(tensors: MutableMapping[Any, Any], staged: Mapping[str, Any]) -> None:
+    before = {key: tensors[key] for key in staged if key in tensors}  # an older fingerprint
     try:
         for key, tensor in staged.items():
             tensors[key] = tensor
@@ -253,6 +281,9 @@ def _put(tensors: MutableMapping[Any, Any], staged: Mapping[str, Any]) -> None:
         for key in staged:
             with suppress(Exception):
                 tensors.pop(key, None)
+        for key, tensor in before.items():
+            with suppress(Exception):
+                tensors[key] = tensor
         raise _not_written(tensors, error) from error
 
 

@@ -19,6 +19,7 @@ from .errors import ConformanceError as ConformanceError
 from .errors import ContractViolationError as ContractViolationError
 from .errors import DuplicateTensorError as DuplicateTensorError
 from .errors import EmptyOutputError as EmptyOutputError
+from .errors import FingerprintError as FingerprintError
 from .errors import MissingObserverError as MissingObserverError
 from .errors import NonTensorError as NonTensorError
 from .errors import PayloadError as PayloadError
@@ -29,6 +30,7 @@ from .errors import UnsupportedObserverError as UnsupportedObserverError
 from .errors import UnsupportedOutputError as UnsupportedOutputError
 from .errors import UnsupportedTensorError as UnsupportedTensorError
 from .errors import WireError as WireError
+from .fingerprint import FINGERPRINT as FINGERPRINT
 from .payload import Local as Local
 from .payload import TensorPayload as TensorPayload
 from .payload import TensorSpec as TensorSpec
@@ -46,6 +48,7 @@ from .wrapping import with_pp_transport as with_pp_transport
 
 __version__: str
 __all__ = [
+    "FINGERPRINT",
     "PREFIX",
     "CommittedTokens",
     "CompositeAuxiliaryOutput",
@@ -56,6 +59,7 @@ __all__ = [
     "DeviceAuxiliaryOutput",
     "DuplicateTensorError",
     "EmptyOutputError",
+    "FingerprintError",
     "HostAuxiliaryOutput",
     "Local",
     "MissingObserverError",

@@ -32,7 +32,10 @@ class _PipelineParallelSamplingObserver(Protocol[_MethodT_co]):
     def from_pp_tensors(self) -> _MethodT_co: ...
 
 def add_auxiliary_output_to_pp_tensors(
-    tensors: MutableMapping[str, Any], output: PipelineParallelAuxiliaryOutput | None
+    tensors: MutableMapping[str, Any],
+    output: PipelineParallelAuxiliaryOutput | None,
+    *,
+    fingerprint: bool | None = None,
 ) -> None: ...
 
 # Whatever matches one matches the first. The others are what mypy speaks of where none does: of a

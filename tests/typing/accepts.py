@@ -10,6 +10,7 @@ import sglang.srt.managers.auxiliary_output as engine_outputs
 import sglang.srt.sampling.sampling_observer as engine_observers
 import sglang.srt.sampling.sampling_observer_pp as engine
 from pp_protocol import (
+    FINGERPRINT,
     PREFIX,
     CommittedTokens,
     CompositeAuxiliaryOutput,
@@ -20,6 +21,7 @@ from pp_protocol import (
     DeviceAuxiliaryOutput,
     DuplicateTensorError,
     EmptyOutputError,
+    FingerprintError,
     HostAuxiliaryOutput,
     Local,
     MissingObserverError,
@@ -231,6 +233,7 @@ def both_ways(
 
 add_auxiliary_output_to_pp_tensors(wire, output)
 add_auxiliary_output_to_pp_tensors(wire, None)
+add_auxiliary_output_to_pp_tensors(wire, output, fingerprint=True)
 engine.add_auxiliary_output_to_pp_tensors(wire, output)
 assert_type(has_auxiliary_output(wire), bool)
 assert_type(discard_auxiliary_output(wire), tuple[str, ...])
@@ -264,6 +267,7 @@ def errors() -> None:
         ContractViolationError,
         DuplicateTensorError,
         EmptyOutputError,
+        FingerprintError,
         MissingObserverError,
         NonTensorError,
         PayloadError,
@@ -312,6 +316,7 @@ checked: ConformanceReport = check_observer(Observer())
 problems: tuple[Problem, ...] = check_output(output).errors
 checked.raise_if_failed()
 key: str = PREFIX + "entropy"
+other_key: str = FINGERPRINT
 report: PipelineReport = run_pipeline("module:Observer", stages=2)
 assert_type(report.ok, bool)
 
