@@ -251,6 +251,21 @@ def from_pp_tensors(self, tensors):
     self.running_sum += state
     return EntropyOutput(self.running_sum.clone())  # the sum goes on, the output stays""",
     ),
+    "not-replicated": Entry(
+        "An output is not the same on all tensor-parallel (TP) ranks of the last stage.",
+        (
+            "It was computed from this rank's own part of the vocabulary, or of the weights.",
+            "It depends on the rank, on a clock, or on random numbers of one process.",
+        ),
+        "Compute it from gathered logits, or have one rank broadcast it: the engine sends a slice"
+        " from each rank and gathers them, so that a mixture arrives, without an error.",
+        "Run pp-protocol check --tp 2 in CI; PP_PROTOCOL_FINGERPRINT=1 finds it while serving.",
+        """import torch, torch.distributed as dist
+def the_same_on_all_ranks(entropy: torch.Tensor) -> torch.Tensor:
+    if dist.is_initialized():
+        dist.broadcast(entropy, src=0)  # with the TP group of the engine: group=...
+    return entropy""",
+    ),
     "observer-raised": Entry(
         "A hook of the observer raised an exception of its own.",
         (

@@ -47,6 +47,7 @@ class Options:
     seed: int = 0
     timeout: float = 60.0
     inputs: str | None = None
+    tp: int = 1
     require: tuple[str, ...] = ()
     """Parts that must run and find nothing unchecked."""
 
@@ -177,6 +178,7 @@ def _pipeline(target: str, options: Options, part: Part, tell: Tell) -> None:
         seed=options.seed,
         inputs=options.inputs,
         timeout=options.timeout,
+        tp=options.tp,
         progress=progress,
     )
     part.warnings += [
@@ -188,13 +190,14 @@ def _pipeline(target: str, options: Options, part: Part, tell: Tell) -> None:
         place = (where[0], int(where[2])) if where[0] else ("", 0)
         _add(part, code, str(fault).removeprefix(f"[{fault.code}] "), fault.advice, place)
     names = f"{len(report.tensors)} {'name' if len(report.tensors) == 1 else 'names'}"
+    stages = f"{report.stages} stages{f' of {report.tp} TP ranks' if report.tp > 1 else ''}"
     part.summary = (
-        f"{report.stages} stages, {report.outputs} outputs (tensors of {names}) in"
+        f"{stages}, {report.outputs} outputs (tensors of {names}) in"
         f" {report.asked} of {report.steps} steps, {report.tokens} tokens"
     )
     if report.faults:
         part.verdict = CANNOT if report.faults[0].code in CANNOT_CHECK else FAILS
-        part.summary = f"{report.stages} stages: stage {report.faults[0].stage} failed"
+        part.summary = f"{stages}: stage {report.faults[0].stage} failed"
     elif not report.outputs:
         part.verdict = CANNOT
         found = (

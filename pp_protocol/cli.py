@@ -110,6 +110,13 @@ def _parser() -> argparse.ArgumentParser:
         "--stages", type=_at_least(2), default=2, metavar="N", help="pipeline stages (2)"
     )
     check.add_argument(
+        "--tp",
+        type=_at_least(1),
+        default=1,
+        metavar="N",
+        help="tensor-parallel ranks of each stage; every output has to be the same on all (1)",
+    )
+    check.add_argument(
         "--steps", type=_at_least(1), default=12, metavar="N", help="batches to sample (12)"
     )
     check.add_argument(
@@ -186,6 +193,7 @@ def _check(arguments: argparse.Namespace) -> int:
         arguments.seed,
         float(arguments.timeout),
         arguments.inputs,
+        arguments.tp,
         tuple(arguments.require),
     )
     text = arguments.format == "text"

@@ -50,6 +50,44 @@ def records(tensors: Mapping[str, Tensor]) -> list[TensorRecord]:
     return [TensorRecord.of(name, tensors[name]) for name in sorted(tensors)]
 
 
+@dataclass(frozen=True)
+class TensorParallel:
+    """One rank among those that hold the same stage, and how the engine shares the sending.
+
+    SGLang 0.5.23 (`GroupCoordinator.send_tensor_dict`): a tensor whose element count divides by
+    the number of ranks goes as one slice from each rank to its counterpart, and is gathered there;
+    any other goes whole. That is right only if all ranks hold the same.
+    """
+
+    rank: int
+    size: int
+    group: Any
+    """The process group of this stage's ranks."""
+
+    def splits(self, count: int) -> bool:
+        """Whether a tensor of so many elements is sent in slices."""
+        return self.size > 1 and count % self.size == 0
+
+    def slice_of(self, tensor: Tensor) -> Tensor:
+        """What this rank sends."""
+        if not self.splits(tensor.numel()):
+            return tensor
+        return tensor.reshape(self.size, -1)[self.rank]
+
+    def recv(self, tensor: Tensor, src: int) -> None:
+        """Fill a tensor with what rank `src` and the counterparts of the others send."""
+        if not self.splits(tensor.numel()):
+            dist.recv(tensor, src)
+            return
+        parts = tensor.view(-1).view(torch.uint8).view(self.size, -1)  # all dtypes are gathered so
+        mine = torch.empty_like(parts[self.rank])
+        dist.recv(mine, src)
+        dist.all_gather(list(parts.unbind()), mine, group=self.group)
+
+
+ALONE = TensorParallel(0, 1, None)
+
+
 class Pending:
     """A message on its way; keeps its tensors alive until `wait` returns."""
 
@@ -64,7 +102,7 @@ class Pending:
                 work.wait()
 
 
-def send_tensor_dict(tensors: Mapping[str, Any], dst: int) -> Pending:
+def send_tensor_dict(tensors: Mapping[str, Any], dst: int, tp: TensorParallel = ALONE) -> Pending:
     """Start sending a dict of tensors and of values that JSON has to rank `dst`.
 
     Raises:
@@ -82,10 +120,11 @@ def send_tensor_dict(tensors: Mapping[str, Any], dst: int) -> Pending:
             metadata.append((key, False, value))
     text = torch.frombuffer(bytearray(json.dumps(metadata).encode()), dtype=torch.uint8)
     sizes = torch.tensor([len(text)], dtype=torch.int64)
-    return Pending([sizes, text, *(tensor for tensor in payload if tensor.numel())], dst)
+    slices = [tp.slice_of(tensor) for tensor in payload if tensor.numel()]
+    return Pending([sizes, text, *slices], dst)
 
 
-def recv_tensor_dict(src: int) -> dict[str, Any]:
+def recv_tensor_dict(src: int, tp: TensorParallel = ALONE) -> dict[str, Any]:
     """Receive a dict that `send_tensor_dict` of rank `src` sent."""
     size = torch.empty(1, dtype=torch.int64)
     dist.recv(size, src)
@@ -97,6 +136,6 @@ def recv_tensor_dict(src: int) -> dict[str, Any]:
             name, shape = value
             value = torch.empty(shape, dtype=getattr(torch, name))
             if value.numel():
-                dist.recv(value, src)
+                tp.recv(value, src)
         received[key] = value
     return received

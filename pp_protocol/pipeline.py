@@ -41,12 +41,15 @@ class StageFault:
     notes: tuple[str, ...] = ()
     where: tuple[str, ...] = ()
     """Frames of the traceback outside of this package, innermost last."""
+    tp_rank: int | None = None
+    """The tensor-parallel rank; None where each stage has one."""
 
     def __str__(self) -> str:
         step = f", step {self.step}" if self.step >= 0 else ""
         requests = f", requests {' '.join(self.requests)}" if self.requests else ""
         error = f"{self.error}: " if self.error else ""
-        place = f"stage {self.stage}, {self.phase}{step}{requests}"
+        rank = "" if self.tp_rank is None else f" TP rank {self.tp_rank}"
+        place = f"stage {self.stage}{rank}, {self.phase}{step}{requests}"
         extra = "".join(f"\n  {line}" for line in (*self.notes, *self.where[-3:]))
         return f"[{self.code}] {place}: {error}{self.message}{extra}"
 
@@ -59,7 +62,7 @@ class PipelineReport:
     steps: int
     seconds: float = 0.0
     faults: list[StageFault] = field(default_factory=list)
-    """At most one a stage; the first is the cause, the rest followed from it."""
+    """At most one a rank; the first is the cause, the rest followed from it."""
     warnings: dict[str, str] = field(default_factory=dict)
     requests: int = 0
     tokens: int = 0
@@ -73,6 +76,8 @@ class PipelineReport:
     """In how many of those before_grammar gave a state, so that after_sample was called."""
     tensors: dict[str, dict[str, Any]] = field(default_factory=dict)
     """For each name, the dtypes and the shapes that travelled."""
+    tp: int = 1
+    """How many tensor-parallel ranks each stage had."""
 
     @property
     def ok(self) -> bool:
@@ -88,6 +93,7 @@ def run_pipeline(
     seed: int = 0,
     inputs: str | None = None,
     timeout: float = 60.0,
+    tp: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> PipelineReport:
     """Run an observer on a pipeline of processes over gloo on the loopback address.
@@ -105,20 +111,24 @@ def run_pipeline(
             returns a dict with any of `logits` (float [batch_size, vocabulary]), `sampling_info`
             and `batch` (with `reqs`, of batch_size requests), in place of the pipeline's own.
         timeout: seconds without any sign of life from any stage after which the run is ended.
+        tp: tensor-parallel ranks of each stage, each a process of its own that makes the observer
+            itself; the dict crosses the stages as in the engine, which sends a slice from each
+            rank and gathers, so that an output has to be the same on all of them.
         progress: called with the number of steps finished, as it grows.
 
     Raises:
-        ValueError: fewer than 2 stages, no step, no time, or a seed that is not below 2**32.
+        ValueError: fewer than 2 stages, no step, no time, no rank, or a seed that is not
+            below 2**32.
     """
-    if stages < 2 or steps < 1 or timeout <= 0 or not 0 <= seed < 2**32:
+    if stages < 2 or steps < 1 or tp < 1 or timeout <= 0 or not 0 <= seed < 2**32:
         raise ValueError("a pipeline has at least 2 stages, 1 step, some time, and a 32-bit seed")
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public; not marked
 
     quiet_torch()
     started = time.monotonic()
-    report = PipelineReport(stages, steps)
+    report = PipelineReport(stages, steps, tp=tp)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    plan = Plan(target, stages, steps, seed, store.port, timeout, inputs)
+    plan = Plan(target, stages, steps, seed, store.port, timeout, inputs, tp)
     with _processes(plan) as watched:
         report.faults = _watch(watched, timeout, report, progress)
     report.seconds = time.monotonic() - started
@@ -130,6 +140,7 @@ class _Watched:
     stage: int
     process: multiprocessing.process.BaseProcess
     channel: connection.Connection
+    tp_rank: int | None
     last: dict[str, Any] = field(default_factory=lambda: {"phase": "start", "step": -1})
     over: bool = False
 
@@ -145,6 +156,7 @@ class _Watched:
             more.get("advice", ""),
             tuple(more.get("notes", ())),
             tuple(more.get("where", ())),
+            self.tp_rank,
         )
 
 
@@ -153,15 +165,17 @@ def _processes(plan: Plan) -> Iterator[list[_Watched]]:
     context = multiprocessing.get_context("spawn")
     watched: list[_Watched] = []
     try:
-        for stage in range(plan.stages):
+        for rank in range(plan.stages * plan.tp):
+            stage, tp_rank = divmod(rank, plan.tp)
             receiving, sending = context.Pipe(duplex=False)
             process = context.Process(
-                target=stage_main, args=(stage, plan, sending), name=f"stage-{stage}"
+                target=stage_main, args=(rank, plan, sending), name=f"rank-{rank}"
             )
             with _interrupt_ignored():  # inherited; the parent ends the run
                 process.start()
             sending.close()
-            watched.append(_Watched(stage, process, receiving))
+            told = tp_rank if plan.tp > 1 else None
+            watched.append(_Watched(stage, process, receiving, told))
         yield watched
     finally:
         with _interrupt_ignored():  # or a second Ctrl-C would leave stages behind
@@ -253,7 +267,7 @@ def _hear(
             if hasattr(report, name):
                 setattr(report, name, value)
         report.warnings.update(message["summary"].get("warned", {}))
-    elif one.stage == 0 and progress is not None:
+    elif one.stage == 0 and not one.tp_rank and progress is not None:
         progress(message["step"])
 
 

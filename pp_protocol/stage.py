@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import random
 from collections import deque
 from collections.abc import Iterator
@@ -20,7 +21,14 @@ import torch
 from torch import Tensor
 
 from .boundary import PREFIX, is_tensor
-from .codec import Pending, TensorRecord, records, recv_tensor_dict, send_tensor_dict
+from .codec import (
+    Pending,
+    TensorParallel,
+    TensorRecord,
+    records,
+    recv_tensor_dict,
+    send_tensor_dict,
+)
 from .conformance import CONSUME, TO_PP_TENSORS, stored_in, unusable
 from .contract import CommittedTokens
 from .errors import type_name
@@ -127,8 +135,10 @@ class Inputs:
 class Stage:
     """What all stages have: weights of their own, and neighbours."""
 
-    def __init__(self, stage: int, plan: Plan, place: Place, store: Any) -> None:
-        self.stage, self.plan, self.place, self.store = stage, plan, place, store
+    def __init__(
+        self, stage: int, plan: Plan, place: Place, store: Any, tp: TensorParallel
+    ) -> None:
+        self.stage, self.plan, self.place, self.store, self.tp = stage, plan, place, store, tp
         self.random = torch.Generator().manual_seed(plan.seed * 1000 + stage)
         self._sent: deque[Pending] = deque()
 
@@ -140,14 +150,15 @@ class Stage:
     def send(self, message: dict[str, Any], dst: int) -> None:
         """Send without waiting for the receiver; only so many messages stay under way."""
         with self._peer("send", dst):
-            self._sent.append(send_tensor_dict(message, dst))
+            counterpart = dst * self.tp.size + self.tp.rank
+            self._sent.append(send_tensor_dict(message, counterpart, self.tp))
             while len(self._sent) > 2 * MICROBATCHES:
                 self._sent.popleft().wait()
 
     def recv(self, src: int) -> dict[str, Any]:
         """Wait for the next message."""
         with self._peer("recv", src):
-            return recv_tensor_dict(src)
+            return recv_tensor_dict(src * self.tp.size + self.tp.rank, self.tp)
 
     def drain(self) -> None:
         """Wait until everything is sent."""
@@ -162,6 +173,14 @@ class Stage:
             yield
         except RuntimeError as error:
             raise PeerLost(f"{what} with stage {other}: {error}") from error
+
+    def sent(self, step: int, tp_rank: int) -> list[TensorRecord]:
+        """The records of what a rank of the last stage made in a step, when it has said so."""
+        with self._peer("store", self.plan.stages - 1):
+            told = json.loads(self.store.get(f"sent/{step}/{tp_rank}"))
+        return [
+            TensorRecord(name, dtype, tuple(shape), digest) for name, dtype, shape, digest in told
+        ]
 
     def run(self) -> dict[str, Any]:
         """Work until the end of the run; what is returned goes into the report."""
@@ -269,10 +288,7 @@ class FirstStage(Stage):
     def compare(self, step: int, message: dict[str, Any]) -> None:
         """Hold what has arrived against what the last stage says it sent, bit for bit."""
         arrived = records(_auxiliary(message))
-        sent = [
-            TensorRecord(name, dtype, tuple(shape), digest)
-            for name, dtype, shape, digest in self.store_get(f"sent/{step}")
-        ]
+        sent = self.sent(step, 0)
         self.place.at("compare")
         for one in sent:
             seen = self.tensors.setdefault(one.name, {"dtypes": [], "shapes": []})
@@ -300,11 +316,6 @@ class FirstStage(Stage):
                 f"from_pp_tensors gave {type_name(output)}, whose to_pp_tensors differs from what"
                 f" arrived in {names}"
             )
-
-    def store_get(self, key: str) -> Any:
-        """Read what another stage put into the store."""
-        with self._peer("store", self.plan.stages - 1):
-            return json.loads(self.store.get(key))
 
     def commit(self, step: int, batch: Batch, token_ids: list[int]) -> list[CommittedTokens | None]:
         """Append the tokens; a request that was aborted on the way commits none."""
@@ -387,10 +398,25 @@ class LastStage(Stage):
         if aliased:
             raise _aliased(", ".join(map(repr, aliased)))
         with self._peer("store", 0):
-            self.store.set(
-                f"sent/{step}", json.dumps([dataclasses.astuple(record) for record in sent])
-            )
+            told = json.dumps([dataclasses.astuple(record) for record in sent])
+            self.store.set(f"sent/{step}/{self.tp.rank}", told)
+        self.require_replicated(step)
         return message
+
+    def require_replicated(self, step: int) -> None:
+        """Before it is sent: every tensor-parallel rank has to have made the same."""
+        by_rank = [
+            {record.name: record for record in self.sent(step, rank)}
+            for rank in range(self.tp.size)
+        ]
+        self.place.at("compare")
+        names = sorted({name for records in by_rank for name in records})
+        told = [_differs(name, [made.get(name) for made in by_rank], self.tp) for name in names]
+        differs = [text for text in told if text]
+        if differs and self.tp.rank == 0:
+            raise Fault("not-replicated", "; ".join(differs))
+        if differs:
+            raise PeerLost("this stage's first rank tells what differs between its ranks")
 
     def before_the_mask(self, logits: Tensor, info: Any) -> Any:
         """Ask the observer, as the engine does; None if it wants nothing of this step."""
@@ -427,6 +453,34 @@ def _auxiliary(message: dict[str, Any]) -> dict[str, Tensor]:
     return {
         key.removeprefix(PREFIX): value for key, value in message.items() if key.startswith(PREFIX)
     }
+
+
+def _differs(name: str, made: list[TensorRecord | None], tp: TensorParallel) -> str:
+    """What is to be said of a tensor that is not the same on all tensor-parallel ranks."""
+    alike: dict[TensorRecord | None, list[int]] = {}
+    for rank, record in enumerate(made):
+        alike.setdefault(record, []).append(rank)
+    if len(alike) < 2:
+        return ""
+    groups = " and of ".join(
+        f"TP rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" for ranks in alike.values()
+    )
+    kinds = {(record.dtype, record.shape) if record else None for record in alike}
+    if len(kinds) > 1:
+        kinds_of = ", ".join(
+            f"{record.dtype} {list(record.shape)} on TP rank {ranks[0]}"
+            if record
+            else f"absent on TP rank {ranks[0]}"
+            for record, ranks in alike.items()
+        )
+        return f"{name!r} is {kinds_of}: the engine's receivers would wait for ever or fail"
+    count = math.prod(made[0].shape) if made[0] else 0
+    what = (
+        f"would send one slice of its {count} elements from each rank and gather a mixture"
+        if tp.splits(count)
+        else f"would send its {count} elements whole, other ones to each rank of the first stage"
+    )
+    return f"{name!r} of {groups} differ: the engine {what}"
 
 
 def _later(tensor: Tensor, copies: list[tuple[Tensor, Tensor]]) -> Tensor:

@@ -37,6 +37,8 @@ class Plan:
     port: int
     timeout: float
     inputs: str | None = None
+    tp: int = 1
+    """How many tensor-parallel ranks each stage has; rank = stage * tp + TP rank."""
 
 
 class Fault(Exception):  # noqa: N818  # of the observer, not of this program
@@ -126,15 +128,15 @@ def _frames_of_the_user(error: BaseException) -> list[str]:
     ]
 
 
-def stage_main(stage: int, plan: Plan, channel: connection.Connection) -> None:
-    """The process of one stage."""
+def stage_main(rank: int, plan: Plan, channel: connection.Connection) -> None:
+    """The process of one rank."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the run
     threading.Thread(target=_die_with_the_parent, daemon=True).start()
     place = Place(channel)
     try:
         place.at("import torch")
         quiet_torch()
-        place.tell("done", summary=_run(stage, plan, place))
+        place.tell("done", summary=_run(rank, plan, place))
     except BaseException as error:
         place.tell_of(error)
         raise SystemExit(1) from None
@@ -147,12 +149,14 @@ def quiet_torch() -> None:
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")
 
 
-def _run(stage: int, plan: Plan, place: Place) -> dict[str, Any]:
+def _run(rank: int, plan: Plan, place: Place) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
+    from .codec import TensorParallel
     from .stage import FirstStage, LastStage, Stage
 
+    stage, tp_rank = divmod(rank, plan.tp)
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
     place.at("join")
@@ -163,12 +167,17 @@ def _run(stage: int, plan: Plan, place: Place) -> dict[str, Any]:
         )
         group = dist.PrefixStore("group", store)  # type: ignore[attr-defined]  # the same
         dist.init_process_group(
-            "gloo", store=group, rank=stage, world_size=plan.stages, timeout=timeout
+            "gloo", store=group, rank=rank, world_size=plan.stages * plan.tp, timeout=timeout
         )
+        groups = [  # every rank makes the groups of all stages
+            dist.new_group([one * plan.tp + other for other in range(plan.tp)])
+            for one in range(plan.stages if plan.tp > 1 else 0)
+        ]
     except RuntimeError as error:
         raise PeerLost(f"joining the process group: {error}") from error
     role = FirstStage if stage == 0 else LastStage if stage == plan.stages - 1 else Stage
-    summary = role(stage, plan, place, store).run()
+    tp = TensorParallel(tp_rank, plan.tp, groups[stage] if groups else None)
+    summary = role(stage, plan, place, store, tp).run()
     place.at("leave")
     dist.destroy_process_group()
     return summary

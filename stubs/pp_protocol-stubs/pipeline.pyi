@@ -17,6 +17,7 @@ class StageFault:
     advice: str = ""
     notes: tuple[str, ...] = ()
     where: tuple[str, ...] = ()
+    tp_rank: int | None = None
 
 @dataclass
 class PipelineReport:
@@ -32,6 +33,7 @@ class PipelineReport:
     active: int = 0
     with_state: int = 0
     tensors: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tp: int = 1
     @property
     def ok(self) -> bool: ...
 
@@ -43,5 +45,6 @@ def run_pipeline(
     seed: int = 0,
     inputs: str | None = None,
     timeout: float = 60.0,
+    tp: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> PipelineReport: ...
