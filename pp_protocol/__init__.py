@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .errors import DuplicateTensorError as DuplicateTensorError
     from .errors import EmptyOutputError as EmptyOutputError
     from .errors import FingerprintError as FingerprintError
+    from .errors import HandshakeError as HandshakeError
     from .errors import MissingObserverError as MissingObserverError
     from .errors import NonTensorError as NonTensorError
     from .errors import PayloadError as PayloadError
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from .errors import UnsupportedTensorError as UnsupportedTensorError
     from .errors import WireError as WireError
     from .fingerprint import FINGERPRINT as FINGERPRINT
+    from .handshake import PipelineReport as PipelineReport
+    from .handshake import RankReport as RankReport
+    from .handshake import verify_pipeline as verify_pipeline
     from .payload import Local as Local
     from .payload import TensorPayload as TensorPayload
     from .payload import TensorSpec as TensorSpec
@@ -77,6 +81,7 @@ _HOME = {
         "DuplicateTensorError",
         "EmptyOutputError",
         "FingerprintError",
+        "HandshakeError",
         "MissingObserverError",
         "NonTensorError",
         "PPProtocolError",
@@ -89,6 +94,7 @@ _HOME = {
         "WireError",
     ),
     "fingerprint": ("FINGERPRINT",),
+    "handshake": ("PipelineReport", "RankReport", "verify_pipeline"),
     "payload": ("Local", "TensorPayload", "TensorSpec"),
     "reports": ("ConformanceReport", "Problem", "check_observer", "check_output"),
     "transport": (

@@ -186,6 +186,19 @@ output = observer.after_sample(observer.before_grammar(torch.randn(1, 9), None),
 add_auxiliary_output_to_pp_tensors(message, output, fingerprint=True)
 pop_auxiliary_output_from_pp_tensors(message, observer)  # would raise if a byte had changed""",
     ),
+    "handshake": Entry(
+        "verify_pipeline found, before serving, that the ranks cannot serve together.",
+        (
+            "The observer is installed on the last stage only, or in different versions.",
+            "An observer cannot be transported, a check raised, or a rank did not come.",
+        ),
+        "Mend each problem on the rank that it names; the error is the same on all ranks.",
+        "Start the same environment on every rank, and call verify_pipeline on every rank.",
+        """from pp_protocol import verify_pipeline
+from pp_protocol.reference import LogprobObserver
+report = verify_pipeline(LogprobObserver())  # with a process group: on every rank, stage=...
+print(report)""",
+    ),
     "conformance": Entry(
         "A report of check_observer or check_output lists errors, and raise_if_failed was called.",
         ("See what the report lists: each line has a code of its own.",),

@@ -7,10 +7,8 @@ the children may differ between ranks.
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +67,11 @@ class CompositeSamplingObserver:
 
     def is_active(self, sampling_info: Any, /) -> bool:
         """Whether any child is."""
-        return any(child.is_active(sampling_info) for child in self.children.values())
+        for name, child in self.children.items():
+            with _Telling(name, child, "is_active"):
+                if child.is_active(sampling_info):
+                    return True
+        return False
 
     def before_grammar(self, logits: Tensor, sampling_info: Any, /) -> dict[str, Any] | None:
         """Ask the active children; the state is that of each which gave one, None if none did.
@@ -78,7 +80,7 @@ class CompositeSamplingObserver:
         """
         states = {}
         for name, child in self.children.items():
-            with _told(name, child, "before_grammar"):
+            with _Telling(name, child, "before_grammar"):
                 if child.is_active(sampling_info):
                     state = child.before_grammar(logits, sampling_info)
                     if state is not None:
@@ -92,7 +94,7 @@ class CompositeSamplingObserver:
         outputs = {}
         for name, own in state.items():
             child = self.children[name]
-            with _told(name, child, "after_sample"):
+            with _Telling(name, child, "after_sample"):
                 output = child.after_sample(own, token_ids)
             if output is not None:
                 outputs[name] = output
@@ -110,19 +112,22 @@ class CompositeSamplingObserver:
         for key, tensor in tensors.items():
             name, _, inner = key.partition(SEPARATOR)
             parts.setdefault(name, {})[inner] = tensor
-        strangers = [key for key in tensors if key.partition(SEPARATOR)[0] not in self.children]
-        nameless = [f"{name}{SEPARATOR}" for name, part in parts.items() if "" in part]
-        if strangers or nameless:
+        strangers = [
+            key
+            for key in tensors
+            if key.partition(SEPARATOR)[0] not in self.children or not key.partition(SEPARATOR)[2]
+        ]
+        if strangers:
             raise PayloadError.about(
                 type_name(self),
-                f"got {', '.join(map(repr, strangers or nameless))}, and has the children"
+                f"got {', '.join(map(repr, strangers))}, and has the children"
                 f" {', '.join(map(repr, self.children))}, whose tensors are named child/tensor",
                 "Build the composite with the same children on every rank.",
             )
         outputs = {}
         for name, part in parts.items():
             child = self.children[name]
-            with _told(name, child, "from_pp_tensors"):
+            with _Telling(name, child, "from_pp_tensors"):
                 output = child.from_pp_tensors(part)
             finding = COPY_TO_HOST_JUDGE(output)
             if finding is not None:
@@ -161,6 +166,8 @@ class CompositeAuxiliaryOutput:
             ValueError: there are more or fewer names than outputs, or one is there twice.
         """
         outputs = tuple(combined.outputs)
+        if isinstance(names, str):
+            raise ValueError("names is one str, not a sequence of them")
         if len(names) != len(outputs) or len(set(names)) != len(names):
             raise ValueError(f"{len(outputs)} outputs cannot take the names {list(names)}")
         return cls(dict(zip(names, outputs, strict=True)))
@@ -168,6 +175,9 @@ class CompositeAuxiliaryOutput:
     def __repr__(self) -> str:
         inner = ", ".join(f"{name!r}: {type_name(one)}" for name, one in self.outputs.items())
         return f"{type(self).__name__}({{{inner}}})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (dict(self.outputs),)
 
     def to_pp_tensors(self) -> dict[str, Tensor]:
         """Every child's tensors, each under `child/name`.
@@ -186,7 +196,7 @@ class CompositeAuxiliaryOutput:
         """Copy every child's tensors."""
         hosts = {}
         for name, output in self.outputs.items():
-            with _told(name, output, "copy_to_host"):
+            with _Telling(name, output, "copy_to_host"):
                 hosts[name] = output.copy_to_host(copy_tensor)
         return CompositeHostOutput(hosts)
 
@@ -201,24 +211,27 @@ class CompositeHostOutput:
         """Let every child consume, and raise only then what any of them has raised.
 
         Raises:
-            ExceptionGroup: of the children's exceptions, each with a note that names its child. On
-                Python 3.10, which has none, the first exception, with the next as its context.
+            ExceptionGroup: of the children's exceptions, each with a note that names its child (a
+                BaseExceptionGroup if one is no Exception). Python 3.10 has none: there it is a
+                RuntimeError that names them, from the first, or the first that is no Exception.
         """
-        raised: list[Exception] = []
+        raised: dict[str, BaseException] = {}
         for name, output in self.outputs.items():
             try:
-                with _told(name, output, "consume"):
+                with _Telling(name, output, "consume"):
                     output.consume(batch, commits)
-            except Exception as error:  # the others are owed their tokens
-                raised.append(error)
+            except BaseException as error:  # the others are owed their tokens
+                raised[name] = error
         if not raised:
             return
+        told = f"{len(raised)} of {len(self.outputs)} children raised"
         if sys.version_info >= (3, 11):  # which has groups
-            told = f"{len(raised)} of {len(self.outputs)} children raised"
-            raise ExceptionGroup(told, raised)  # noqa: F821  # ruff looks at the lowest version
-        for before, after in itertools.pairwise(raised):
-            before.__context__ = after
-        raise raised[0]
+            raise BaseExceptionGroup(told, list(raised.values()))  # noqa: F821  # ruff looks at the lowest version
+        for one in raised.values():
+            if not isinstance(one, Exception):
+                raise one
+        each = "; ".join(f"{name!r}: {type_name(one)}: {one}" for name, one in raised.items())
+        raise RuntimeError(f"{told}: {each}") from next(iter(raised.values()))
 
 
 def _named(given: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -232,14 +245,18 @@ def _named(given: Mapping[str, Any], what: str) -> dict[str, Any]:
     return made
 
 
-@contextmanager
-def _told(name: str, child: object, member: str) -> Iterator[None]:
-    """Add to an exception whose it is."""
-    try:
-        yield
-    except Exception as error:
-        add_note(error, f"raised by {type_name(child)}.{member}, the child {name!r}")
-        raise
+class _Telling:
+    """Adds to an exception whose it is; no generator, which would write into a frozen one."""
+
+    def __init__(self, name: str, child: object, member: str) -> None:
+        self.note = f"raised by {type_name(child)}.{member}, the child {name!r}"
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if isinstance(error, Exception):
+            add_note(error, self.note)
 
 
 def _tensors_of(name: str, output: Any) -> Mapping[str, Tensor]:
@@ -247,7 +264,7 @@ def _tensors_of(name: str, output: Any) -> Mapping[str, Tensor]:
     finding = TO_PP_TENSORS_JUDGE(output)
     if finding is not None:
         raise UnsupportedOutputError.about(subject, finding.found, finding.advice)
-    with _told(name, output, "to_pp_tensors"):
+    with _Telling(name, output, "to_pp_tensors"):
         given: Any = output.to_pp_tensors()
     if not isinstance(given, Mapping) or not given:
         close_quietly(given)

@@ -12,9 +12,11 @@ import difflib
 import functools
 import inspect
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -166,7 +168,7 @@ def faults(obj: object, member: Member) -> list[Finding]:
         near = _near_miss(obj, name)
         if near is not None:
             return [Finding(f"has no {name}", f"It has {near}: did you mean {name}? {define}")]
-        if _type_has(obj, "__getattr__") or overrides_getattribute(type(obj)) or _is_proxy(obj):
+        if only_by_getattr(obj, member):
             return [
                 Finding(
                     f"has {name} only through __getattr__, which answers to every name",
@@ -195,6 +197,13 @@ def faults(obj: object, member: Member) -> list[Finding]:
     if has_to_be_read(obj, member):
         return []  # the boundary reads it once, and judges what it gets
     return faults_of_callable(raw, member)
+
+
+def only_by_getattr(obj: object, member: Member) -> bool:
+    """Whether the member can only come from a `__getattr__`, which may have it or not."""
+    if look_up(obj, member.name) is not None or _near_miss(obj, member.name) is not None:
+        return False
+    return _type_has(obj, "__getattr__") or overrides_getattribute(type(obj)) or _is_proxy(obj)
 
 
 def is_protocol(cls: type | None) -> bool:
@@ -355,11 +364,13 @@ class Judge:
         self.believed: dict[int, int] = {}
         self._static: dict[int, int] = {}
         self._alive: dict[int, tuple[weakref.ref[Any], ...]] = {}
+        self._lock = threading.RLock()  # a reference may die, and call, at any time
 
     def __call__(self, obj: object) -> Finding | None:
         static = self._static.get(id(type(obj)))
-        if static is not None and id(getattr(obj, self.member.name, None)) == static:
-            return None
+        with suppress(Exception):  # of what has taken its place, and is judged then
+            if static is not None and id(getattr(obj, self.member.name, None)) == static:
+                return None
         finding = unusable(obj, self.member)
         if finding is None:
             self._remember(obj)
@@ -380,26 +391,32 @@ class Judge:
         key = id(cls)
 
         def forget(_: object) -> None:
-            self.believed.pop(key, None)
-            self._static.pop(key, None)
-            self._alive.pop(key, None)
+            with self._lock:
+                self.believed.pop(key, None)
+                self._static.pop(key, None)
+                self._alive.pop(key, None)
 
+        forget(None)  # what the class had before
         if overrides_getattribute(cls) or overrides_getattribute(type(cls)):
             return  # looking again would run it
         found = look_up(obj, self.member.name)
-        if found is None or found.owner is None:
+        if found is None or found.owner is None or issubclass(cls, type):
             return
-        forget(None)  # what the class had before
         raw = found.raw
         function = raw.__func__ if type(raw) in (staticmethod, classmethod) else raw
         if type(function) is not types.FunctionType and type(raw) is not staticmethod:
             return
-        try:
-            self._alive[key] = weakref.ref(cls, forget), weakref.ref(function, forget)
-        except TypeError:  # a callable that cannot be referred to weakly
+        # what is there now may be another than what was judged: another thread has replaced it
+        bound = int(type(raw) is not staticmethod)
+        if is_protocol(found.owner) or faults_of_callable(function, self.member, bound=bound):
             return
         remembered = self._static if type(raw) is staticmethod else self.believed
-        remembered[key] = id(function)
+        with self._lock:
+            try:
+                self._alive[key] = weakref.ref(cls, forget), weakref.ref(function, forget)
+            except TypeError:  # a callable that cannot be referred to weakly
+                return
+            remembered[key] = id(function)
 
     def or_else(self, otherwise: Callable[[object], T], yes: T) -> Callable[[object], T]:
         """A function that gives `yes` by the shortest way to what is remembered, for most objects.
@@ -411,7 +428,10 @@ class Judge:
         def judged(obj: object) -> T:
             known = believed.get(id(type(obj)))
             if known is not None:
-                method = getattr(obj, name, None)
+                try:
+                    method = getattr(obj, name, None)
+                except Exception:  # of what has taken its place, and is judged then
+                    return otherwise(obj)
                 if type(method) is types.MethodType and id(method.__func__) == known:
                     return yes
             return otherwise(obj)

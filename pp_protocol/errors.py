@@ -8,7 +8,7 @@ it from the GPU.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from typing_extensions import Self
 
@@ -153,6 +153,15 @@ class FingerprintError(PPProtocolError):
 
     code = "fingerprint"
     beginning = "auxiliary PP tensors do not match their fingerprint"
+
+
+class HandshakeError(PPProtocolError):
+    """The ranks cannot serve together with the observers that they have installed."""
+
+    code = "handshake"
+    beginning = "pipeline ranks do not agree on their sampling observers"
+    report: Any = None
+    """What all ranks have (a `PipelineReport`); None where the store could not be reached."""
 
 
 class ReconstructionError(PPProtocolError):

@@ -20,7 +20,9 @@ import typing_extensions
 from torch import Tensor
 from typing_extensions import Self, dataclass_transform
 
+from .conformance import FROM_PP_TENSORS
 from .errors import PayloadError, type_name
+from .reports import declared_result
 
 _Size = int | str
 _Sizes = dict[str, tuple[int, str]]
@@ -94,7 +96,7 @@ class _Field:
     local: bool = False
 
 
-@dataclass_transform(frozen_default=True, eq_default=False)
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field,))
 class TensorPayload:
     """Base of auxiliary outputs that are named tensors; a subclass is a frozen dataclass.
 
@@ -115,6 +117,8 @@ class TensorPayload:
     _read: ClassVar[Callable[[Any], tuple[Tensor, ...]] | None] = None
     """Reads all fields that are sent, where each is a tensor that is always there."""
     _local: ClassVar[tuple[str, ...]] = ()
+    _positional: ClassVar[bool] = True
+    """Whether the fields in their order are what the class is called with."""
     _specs: ClassVar[tuple[tuple[str, torch.dtype | None, tuple[_Size, ...] | None], ...]] = ()
 
     _fixed: ClassVar[dict[_Size, int]] = {}
@@ -122,11 +126,16 @@ class TensorPayload:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        _require_free_names(cls)
+        own_init = "__init__" in vars(cls)
         dataclass(frozen=True, eq=False)(cls)
+        _require_plain_fields(cls)
         cls._fields = tuple(_fields_of(cls))
         sent = [one for one in cls._fields if not one.local]
         cls._names = tuple(one.name for one in sent)
         cls._named = frozenset(cls._names)
+        keywords = any(one.kw_only for one in dataclasses.fields(typing.cast(Any, cls)))
+        cls._positional = not (own_init or keywords)
         cls._local = tuple(one.name for one in cls._fields if one.local)
         plain = bool(sent) and not any(one.optional or one.payload for one in sent)
         cls._read = _reader(cls._names) if plain else None
@@ -168,6 +177,9 @@ class TensorPayload:
             and (not cls._specs or cls._fits(tensors))
         ):
             return cls(**tensors, **local) if local else cls(**tensors)
+        others = sorted(local.keys() - set(cls._local))
+        if others:
+            raise TypeError(f"{cls.__qualname__} has no Local() field {', '.join(others)}")
         faults: list[str] = []
         made = cls._rebuilt(tensors, "", {}, faults, local)
         if faults or made is None:
@@ -183,7 +195,7 @@ class TensorPayload:
         """The same payload with each tensor copied, once each, in the order of the fields."""
         read = type(self)._read
         if read is not None:
-            if not self._local:
+            if type(self)._positional and not type(self)._local:
                 return type(self)(*map(copy_tensor, read(self)))
             values = dict(zip(self._names, map(copy_tensor, read(self)), strict=True))
             return type(self)(**values, **{name: getattr(self, name) for name in self._local})
@@ -204,6 +216,8 @@ class TensorPayload:
         sizes = cls._fixed.copy()
         for name, dtype, shape in cls._specs:
             tensor = tensors[name]
+            if not issubclass(type(tensor), Tensor):
+                return False
             if dtype is not None and tensor.dtype is not dtype:
                 return False
             if shape is not None:
@@ -239,7 +253,9 @@ class TensorPayload:
                     )
             elif name in left:
                 tensor = values[field.name] = left.pop(name)
-                if field.spec is not None:
+                if not issubclass(type(tensor), Tensor):
+                    faults.append(f"{name!r} is {type_name(tensor)}, no tensor")
+                elif field.spec is not None:
                     faults += field.spec._faults(name, tensor, sizes)
             elif field.optional:
                 values[field.name] = None
@@ -256,6 +272,26 @@ def _reader(names: tuple[str, ...]) -> Callable[[Any], tuple[Tensor, ...]]:
     return lambda payload: (getattr(payload, name),)
 
 
+def _require_free_names(cls: type) -> None:
+    """Refuse fields that would take the place of what every payload has."""
+    names = typing_extensions.get_annotations(cls, format=typing_extensions.Format.FORWARDREF)
+    taken = [name for name in names if name == "consume" or hasattr(TensorPayload, name)]
+    if taken:
+        raise TypeError(
+            f"{cls.__qualname__}.{taken[0]} cannot be a field: payloads have it already"
+        )
+
+
+def _require_plain_fields(cls: Any) -> None:
+    """Refuse what is not passed when the class is called, or is passed and not kept."""
+    for name, one in cls.__dataclass_fields__.items():
+        if not one.init or "InitVar" in str(one.type):
+            raise TypeError(
+                f"{cls.__qualname__}.{name} is not passed and kept as fields are: without"
+                " init=False and InitVar a payload can be rebuilt from its tensors"
+            )
+
+
 def _fields_of(cls: type[TensorPayload]) -> Iterator[_Field]:
     known = {
         id(one): field
@@ -268,29 +304,44 @@ def _fields_of(cls: type[TensorPayload]) -> Iterator[_Field]:
 
 
 def _hint(cls: type, field: dataclasses.Field[Any]) -> Any:
-    """The resolved annotation; names that are local where the class stands are known as well."""
-    if not isinstance(field.type, str):
-        return field.type
+    """The resolved annotation of a field."""
+    return _resolved(cls, field.name, field.type)
+
+
+def _resolved(cls: type, name: str, hint: Any) -> Any:
+    """What an annotation says; names that are local where the class stands are known as well."""
+    if isinstance(hint, typing.ForwardRef):
+        hint = hint.__forward_arg__
+    if not isinstance(hint, str):
+        return hint
     frame: types.FrameType | None = sys._getframe()
     while frame is not None and frame.f_globals.get("__name__") != cls.__module__:
         frame = frame.f_back
     local = {**(frame.f_locals if frame else {}), **vars(cls)}
     try:
-        return eval(
-            field.type, frame.f_globals if frame else vars(sys.modules[cls.__module__]), local
-        )
+        names = frame.f_globals if frame else vars(sys.modules[cls.__module__])
+        return _resolved(cls, name, eval(hint, names, local))
+    except TypeError as error:
+        if str(error).startswith(f"{cls.__qualname__}."):  # of what was inside
+            raise
+        raise _unresolved(cls, name, hint, error) from error
     except Exception as error:
-        raise TypeError(
-            f"{cls.__qualname__}.{field.name}: the annotation {field.type!r} cannot be resolved"
-            f" ({error}); import what it names outside of TYPE_CHECKING, and define a nested"
-            " payload before the one that holds it"
-        ) from error
+        raise _unresolved(cls, name, hint, error) from error
+
+
+def _unresolved(cls: type, name: str, hint: str, error: Exception) -> TypeError:
+    return TypeError(
+        f"{cls.__qualname__}.{name}: the annotation {hint!r} cannot be resolved ({error}); import"
+        " what it names outside of TYPE_CHECKING, and define a nested payload before the one that"
+        " holds it"
+    )
 
 
 def _field(cls: type, name: str, hint: Any) -> _Field:
     spec, optional = None, False
     marks: list[Any] = []
     while True:  # Annotated and None around the type, in any order
+        hint = _resolved(cls, name, hint)
         origin, given = typing.get_origin(hint), typing.get_args(hint)
         if origin in (typing.Annotated, typing_extensions.Annotated):
             hint, marks = given[0], [*marks, *given[1:]]
@@ -311,8 +362,51 @@ def _field(cls: type, name: str, hint: Any) -> _Field:
                 f"{cls.__qualname__}.{name} is a payload with Local() fields, which nobody could"
                 " pass; put those into the outermost payload"
             )
+        if (
+            hint.to_pp_tensors is not TensorPayload.to_pp_tensors
+            or vars(hint).get("from_pp_tensors") is not None
+        ):
+            raise TypeError(
+                f"{cls.__qualname__}.{name} is a payload with a to_pp_tensors or from_pp_tensors"
+                " of its own, which are not called inside another payload"
+            )
         return _Field(name, optional, payload=hint)
     raise TypeError(
         f"{cls.__qualname__}.{name} is neither a Tensor nor a payload, with at most one TensorSpec,"
         " nor one of them or None; mark what does not travel with Annotated[..., Local()]"
     )
+
+
+def payload_schema(observer: Any) -> tuple[str, ...] | None:
+    """A line for each tensor of the payload that an observer rebuilds; None if that is not known.
+
+    It is known of a `from_pp_tensors` that is a payload's own, or is declared to return a payload,
+    and of a composite of such observers.
+    """
+    children = getattr(observer, "children", None)
+    if isinstance(children, Mapping):
+        schemas = {name: payload_schema(child) for name, child in children.items()}
+        lines = [
+            f"{name}/{line}"
+            for name, schema in schemas.items()
+            for line in schema or ("(unknown)",)
+        ]
+        return tuple(sorted(lines))
+    cls = getattr(getattr(observer, "from_pp_tensors", None), "__self__", None)
+    if not (isinstance(cls, type) and issubclass(cls, TensorPayload)):
+        cls = declared_result(observer, FROM_PP_TENSORS)
+    if not (isinstance(cls, type) and issubclass(cls, TensorPayload)):
+        return None
+    return tuple(sorted(_lines(cls, "", False)))
+
+
+def _lines(cls: type[TensorPayload], prefix: str, optional: bool) -> Iterator[str]:
+    for field in cls._fields:
+        absent = optional or field.optional
+        if field.payload is not None:
+            yield from _lines(field.payload, f"{prefix}{field.name}.", absent)
+        elif not field.local:
+            spec = field.spec or TensorSpec()
+            dtype = "any dtype" if spec.dtype is None else str(spec.dtype).removeprefix("torch.")
+            shape = "any shape" if spec.shape is None else f"[{', '.join(map(str, spec.shape))}]"
+            yield f"{prefix}{field.name}: {dtype} {shape}{' or absent' if absent else ''}"

@@ -55,7 +55,7 @@ class StageFault:
 
 
 @dataclass
-class PipelineReport:
+class RunReport:
     """What a run of the pipeline has shown."""
 
     stages: int
@@ -95,7 +95,7 @@ def run_pipeline(
     timeout: float = 60.0,
     tp: int = 1,
     progress: Callable[[int], None] | None = None,
-) -> PipelineReport:
+) -> RunReport:
     """Run an observer on a pipeline of processes over gloo on the loopback address.
 
     Each stage is a process of its own, started anew (spawn), and makes the observer itself: the
@@ -126,7 +126,7 @@ def run_pipeline(
 
     quiet_torch()
     started = time.monotonic()
-    report = PipelineReport(stages, steps, tp=tp)
+    report = RunReport(stages, steps, tp=tp)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     plan = Plan(target, stages, steps, seed, store.port, timeout, inputs, tp)
     with _processes(plan) as watched:
@@ -210,7 +210,7 @@ def _end(processes: list[multiprocessing.process.BaseProcess]) -> None:
 def _watch(
     watched: list[_Watched],
     timeout: float,
-    report: PipelineReport,
+    report: RunReport,
     progress: Callable[[int], None] | None,
 ) -> list[StageFault]:
     faults: list[StageFault] = []
@@ -238,7 +238,7 @@ def _watch(
 
 def _hear(
     one: _Watched,
-    report: PipelineReport,
+    report: RunReport,
     faults: list[StageFault],
     lost: list[StageFault],
     progress: Callable[[int], None] | None,

@@ -13,7 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .pipeline import PipelineReport
+    from .pipeline import RunReport
 
 RoundTrip = Callable[..., Any]
 
@@ -93,7 +93,7 @@ def pp_round_trip(pp_wire: dict[str, Any]) -> RoundTrip:
 
 
 @pytest.fixture
-def pp_pipeline() -> Callable[..., PipelineReport]:
+def pp_pipeline() -> Callable[..., RunReport]:
     """Run an observer on a real two-stage pipeline of processes, and fail with what was found.
 
     Called as `pp_pipeline(make, **options)`, with `make` a class or function that the processes
@@ -101,7 +101,7 @@ def pp_pipeline() -> Callable[..., PipelineReport]:
     Returns its report.
     """
 
-    def run(make: str | Callable[[], Any], **options: Any) -> PipelineReport:
+    def run(make: str | Callable[[], Any], **options: Any) -> RunReport:
         __tracebackhide__ = True
         from .pipeline import run_pipeline
 

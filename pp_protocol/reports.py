@@ -141,7 +141,7 @@ def check_output(obj: object, /) -> ConformanceReport:
     Of an object that is its own host output, by the annotation of `copy_to_host`, `consume` too.
     """
     members: tuple[Member, ...] = (COPY_TO_HOST, TO_PP_TENSORS)
-    if _is_its_own(obj, _declared_result(obj, COPY_TO_HOST)):
+    if _is_its_own(obj, declared_result(obj, COPY_TO_HOST)):
         members += (CONSUME,)
     return _report(obj, members)
 
@@ -182,7 +182,7 @@ def _judged(obj: object, member: Member) -> list[Finding]:
 
 def _contradiction(obj: object, member: Member) -> Finding | None:
     """What the declared result says against the contract, as far as it can be resolved."""
-    declared = _declared_result(obj, member)
+    declared = declared_result(obj, member)
     if declared is None or (member is COPY_TO_HOST and _is_its_own(obj, declared)):
         return None
     wrong = _wrong_result(declared, member)
@@ -194,7 +194,7 @@ def _contradiction(obj: object, member: Member) -> Finding | None:
     )
 
 
-def _declared_result(obj: object, member: Member) -> Any:
+def declared_result(obj: object, member: Member) -> Any:
     """The resolved annotation of the result; None if there is none, or it cannot be resolved."""
     found = look_up(obj, member.name)
     function = getattr(found.raw, "__func__", found.raw) if found else None

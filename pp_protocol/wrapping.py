@@ -5,9 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .conformance import FROM_PP_TENSORS, Member, is_pp_output, unusable_callable
+from .conformance import (
+    AFTER_SAMPLE,
+    BEFORE_GRAMMAR,
+    FROM_PP_TENSORS,
+    IS_ACTIVE,
+    Member,
+    is_pp_output,
+    only_by_getattr,
+    unusable,
+    unusable_callable,
+)
 from .contract import DeviceAuxiliaryOutput, HostAuxiliaryOutput, PPCapableObserver
-from .errors import UnsupportedObserverError, UnsupportedOutputError, type_name
+from .errors import (
+    ConformanceError,
+    UnsupportedObserverError,
+    UnsupportedOutputError,
+    type_name,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +49,16 @@ def with_pp_transport(
     Raises:
         UnsupportedObserverError: `from_pp_tensors` cannot be called with the tensors.
         UnsupportedOutputError: `to_pp_tensors` cannot be called with an output.
+        ConformanceError: `observer` lacks a hook, or has one that cannot be called.
     """
+    for hook in (IS_ACTIVE, BEFORE_GRAMMAR, AFTER_SAMPLE):
+        finding = unusable(observer, hook)
+        if finding is not None and not only_by_getattr(observer, hook):
+            raise ConformanceError.about(
+                f"with_pp_transport of {type_name(observer)}",
+                f"gets an observer that {finding.found}",
+                finding.advice,
+            )
     finding = unusable_callable(from_pp_tensors, FROM_PP_TENSORS)
     if finding is not None:
         raise UnsupportedObserverError.about("with_pp_transport", finding.found, finding.advice)
@@ -56,6 +80,13 @@ class _Forwarding:
             # dunders are asked of the class; copy and pickle would take the wrapped object's
             raise AttributeError(f"{type_name(self)} has no {name}")
         return getattr(self._wrapped, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = name in ("_wrapped", "_functions")
+        object.__setattr__(self, name, value) if own else setattr(self._wrapped, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._wrapped, name)
 
     def __repr__(self) -> str:
         return repr(self._wrapped)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import sys
 import types
@@ -147,7 +148,7 @@ def test_a_wrong_child_is_refused_when_the_composite_is_built_and_named() -> Non
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("stranger/sums", "'stranger/sums'"), ("sums", "'sums'"), ("a", "'a/'"), ("a/", "'a/'")],
+    [("stranger/sums", "'stranger/sums'"), ("sums", "'sums'"), ("a", "'a'"), ("a/", "'a/'")],
 )
 def test_what_belongs_to_no_child_is_an_error_and_nothing_is_lost(name: str, told: str) -> None:
     child = Child()
@@ -234,7 +235,7 @@ def test_consume_reaches_every_child_and_raises_then() -> None:
             "third": Consumes(log, "third", errors[1]),
         }
     ).copy_to_host(torch.clone)
-    group = ExceptionGroup if sys.version_info >= (3, 11) else KeyError  # noqa: F821  # ruff looks at the lowest version
+    group = ExceptionGroup if sys.version_info >= (3, 11) else RuntimeError  # noqa: F821  # ruff looks at the lowest version
     with pytest.raises(group) as caught:
         host.consume(None, [])
     assert log == ["first", "second", "third"]
@@ -245,8 +246,44 @@ def test_consume_reaches_every_child_and_raises_then() -> None:
             "raised by test_composite.Consumes.consume, the child 'third'"
         ]
     else:
-        assert caught.value is errors[0]
-        assert caught.value.__context__ is errors[1]
+        assert "'first': KeyError: 'first'; 'third': ValueError: third" in str(caught.value)
+        assert caught.value.__cause__ is errors[0]
+
+
+def test_an_exit_in_one_child_reaches_the_others_first() -> None:
+    log: list[str] = []
+    outputs = {
+        "first": Consumes(log, "first", ValueError("first")),
+        "second": Consumes(log, "second", SystemExit(3)),  # type: ignore[arg-type]  # no Exception
+        "third": Consumes(log, "third"),
+    }
+    host = CompositeAuxiliaryOutput(outputs).copy_to_host(torch.clone)
+    group = BaseExceptionGroup if sys.version_info >= (3, 11) else SystemExit  # noqa: F821  # ruff looks at the lowest version
+    with pytest.raises(group):
+        host.consume(None, [])
+    assert log == ["first", "second", "third"]
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    number: int
+
+
+def test_a_frozen_exception_of_a_child_comes_out_as_it_is() -> None:
+    class Raises(Child):
+        def from_pp_tensors(self, tensors: Mapping[str, Tensor]) -> Output:
+            raise FrozenError(3)
+
+    wire = {PREFIX + "a/x": torch.ones(1)}
+    with pytest.raises(FrozenError):
+        pop_auxiliary_output_from_pp_tensors(wire, CompositeSamplingObserver({"a": Raises()}))
+
+
+def test_outputs_pickle_and_one_str_is_not_a_sequence_of_names() -> None:
+    output = CompositeAuxiliaryOutput({"a": Output({"x": torch.ones(1)})})
+    assert set(pickle.loads(pickle.dumps(output)).outputs) == {"a"}
+    with pytest.raises(ValueError, match="one str"):
+        CompositeAuxiliaryOutput.naming("ab", types.SimpleNamespace(outputs=(1, 2)))
 
 
 def test_outputs_that_an_engine_has_combined_can_be_given_names_and_sent() -> None:

@@ -16,7 +16,7 @@ import weakref
 import pytest
 import typing_extensions
 import usable_cases
-from usable_cases import MEMBERS, Case, cases, instance, method
+from usable_cases import MEMBERS, Case, cases, instance, method, with_class_member
 
 from pp_protocol import conformance, is_pp_observer, require_pp_observer, require_pp_output
 from pp_protocol.conformance import FROM_PP_TENSORS, Judge, remembering, unusable
@@ -222,3 +222,43 @@ def test_python_s_own_isinstance_takes_more_than_the_guards_do() -> None:
     observer = instance("from_pp_tensors", method(5))
     assert isinstance(observer, PipelineParallelSamplingObserver)
     assert not is_pp_observer(observer)
+
+
+def test_what_another_thread_puts_there_is_not_believed_unseen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cls = with_class_member("from_pp_tensors", method(1))
+    judge = Judge(FROM_PP_TENSORS)
+    real = conformance.unusable
+
+    def while_another_thread_works(obj: object, member: conformance.Member) -> object:
+        found = real(obj, member)
+        cls.from_pp_tensors = method(1, prefix="async def")
+        return found
+
+    monkeypatch.setattr(conformance, "unusable", while_another_thread_works)
+    assert judge(cls()) is None  # as it was judged
+    monkeypatch.undo()
+    assert judge(cls()) is not None
+    assert judge.believed == {}
+
+
+def test_a_class_that_is_judged_says_nothing_of_other_classes() -> None:
+    def shared(tensors: object) -> None: ...
+
+    static = with_class_member("from_pp_tensors", staticmethod(shared))
+    plain = with_class_member("from_pp_tensors", shared)
+    assert not is_pp_observer(plain)
+    assert is_pp_observer(static)
+    assert not is_pp_observer(plain)
+
+
+def test_a_property_that_takes_the_place_and_raises_does_not_come_out_of_a_guard() -> None:
+    def raises(self: object) -> None:
+        raise OSError("not now")
+
+    for was in (method(1), staticmethod(lambda tensors: None)):
+        observer = instance("from_pp_tensors", was)
+        assert is_pp_observer(observer)
+        type(observer).from_pp_tensors = property(raises)
+        assert is_pp_observer(observer)  # as any property: the boundary reads it

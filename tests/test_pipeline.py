@@ -12,7 +12,7 @@ import pipeline_observers
 import pytest
 
 from pp_protocol.catalogue import CATALOGUE
-from pp_protocol.pipeline import PipelineReport, run_pipeline
+from pp_protocol.pipeline import RunReport, run_pipeline
 
 pytestmark = pytest.mark.processes
 
@@ -23,7 +23,7 @@ def nothing_left_behind():
     assert multiprocessing.active_children() == []
 
 
-def run(observer: str, **options) -> PipelineReport:
+def run(observer: str, **options) -> RunReport:
     return run_pipeline(f"pipeline_observers:{observer}", **options)
 
 

@@ -11,6 +11,7 @@ import torch
 from observers import Output
 
 from pp_protocol import (
+    ConformanceError,
     PPCapableObserver,
     PPCapableOutput,
     UnsupportedObserverError,
@@ -143,3 +144,24 @@ def test_functions_that_cannot_be_called_are_refused_at_once(wrong: Any) -> None
     if wrong is not None:
         with pytest.raises(UnsupportedOutputError, match="with_pp_transport"):
             with_pp_transport(Plain(), rebuild, wrong)
+
+
+@pytest.mark.parametrize("broken", ["None", "a class", "async", "missing"])
+def test_an_observer_without_its_hooks_is_refused(broken: str) -> None:
+    async def later(self: object, logits: object, info: object) -> None: ...
+
+    class Async(Plain):
+        before_grammar = later
+
+    observers = {"None": None, "a class": Plain, "async": Async(), "missing": object()}
+    with pytest.raises(ConformanceError, match="with_pp_transport of"):
+        with_pp_transport(observers[broken], rebuild)
+
+
+def test_attributes_are_written_to_the_wrapped_observer() -> None:
+    plain = Plain()
+    wrapped = with_pp_transport(plain, rebuild)
+    wrapped.level = 2
+    assert plain.level == 2
+    del wrapped.level
+    assert not hasattr(plain, "level")

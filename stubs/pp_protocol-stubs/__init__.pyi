@@ -20,6 +20,7 @@ from .errors import ContractViolationError as ContractViolationError
 from .errors import DuplicateTensorError as DuplicateTensorError
 from .errors import EmptyOutputError as EmptyOutputError
 from .errors import FingerprintError as FingerprintError
+from .errors import HandshakeError as HandshakeError
 from .errors import MissingObserverError as MissingObserverError
 from .errors import NonTensorError as NonTensorError
 from .errors import PayloadError as PayloadError
@@ -31,6 +32,9 @@ from .errors import UnsupportedOutputError as UnsupportedOutputError
 from .errors import UnsupportedTensorError as UnsupportedTensorError
 from .errors import WireError as WireError
 from .fingerprint import FINGERPRINT as FINGERPRINT
+from .handshake import PipelineReport as PipelineReport
+from .handshake import RankReport as RankReport
+from .handshake import verify_pipeline as verify_pipeline
 from .payload import Local as Local
 from .payload import TensorPayload as TensorPayload
 from .payload import TensorSpec as TensorSpec
@@ -60,6 +64,7 @@ __all__ = [
     "DuplicateTensorError",
     "EmptyOutputError",
     "FingerprintError",
+    "HandshakeError",
     "HostAuxiliaryOutput",
     "Local",
     "MissingObserverError",
@@ -70,7 +75,9 @@ __all__ = [
     "PayloadError",
     "PipelineParallelAuxiliaryOutput",
     "PipelineParallelSamplingObserver",
+    "PipelineReport",
     "Problem",
+    "RankReport",
     "ReconstructionError",
     "SamplingObserver",
     "TensorNameError",
@@ -91,5 +98,6 @@ __all__ = [
     "pp_boundary",
     "require_pp_observer",
     "require_pp_output",
+    "verify_pipeline",
     "with_pp_transport",
 ]

@@ -1,5 +1,5 @@
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,7 +15,9 @@ class TensorSpec:
 @dataclass(frozen=True)
 class Local: ...
 
-@dataclass_transform(frozen_default=True, eq_default=False)
+def payload_schema(observer: Any) -> tuple[str, ...] | None: ...
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
 class TensorPayload:
     def __init_subclass__(cls, **options: Any) -> None: ...
     def to_pp_tensors(self) -> dict[str, Tensor]: ...

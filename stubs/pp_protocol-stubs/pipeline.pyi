@@ -20,7 +20,7 @@ class StageFault:
     tp_rank: int | None = None
 
 @dataclass
-class PipelineReport:
+class RunReport:
     stages: int
     steps: int
     seconds: float = 0.0
@@ -47,4 +47,4 @@ def run_pipeline(
     timeout: float = 60.0,
     tp: int = 1,
     progress: Callable[[int], None] | None = None,
-) -> PipelineReport: ...
+) -> RunReport: ...

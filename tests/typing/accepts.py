@@ -22,6 +22,7 @@ from pp_protocol import (
     DuplicateTensorError,
     EmptyOutputError,
     FingerprintError,
+    HandshakeError,
     HostAuxiliaryOutput,
     Local,
     MissingObserverError,
@@ -31,8 +32,10 @@ from pp_protocol import (
     PipelineParallelSamplingObserver,
     PPCapableObserver,
     PPCapableOutput,
+    PipelineReport,
     PPProtocolError,
     Problem,
+    RankReport,
     ReconstructionError,
     SamplingObserver,
     TensorNameError,
@@ -53,10 +56,11 @@ from pp_protocol import (
     pp_boundary,
     require_pp_observer,
     require_pp_output,
+    verify_pipeline,
     with_pp_transport,
 )
 from pp_protocol.catalogue import CATALOGUE, Entry
-from pp_protocol.pipeline import PipelineReport, run_pipeline
+from pp_protocol.pipeline import RunReport, run_pipeline
 from pp_protocol.reference import LogprobObserver, LogprobOutput
 from torch import Tensor
 from typing_extensions import assert_type
@@ -268,6 +272,7 @@ def errors() -> None:
         DuplicateTensorError,
         EmptyOutputError,
         FingerprintError,
+        HandshakeError,
         MissingObserverError,
         NonTensorError,
         PayloadError,
@@ -317,7 +322,7 @@ problems: tuple[Problem, ...] = check_output(output).errors
 checked.raise_if_failed()
 key: str = PREFIX + "entropy"
 other_key: str = FINGERPRINT
-report: PipelineReport = run_pipeline("module:Observer", stages=2)
+report: RunReport = run_pipeline("module:Observer", stages=2)
 assert_type(report.ok, bool)
 
 
@@ -341,4 +346,8 @@ def payloads(
     named = CompositeAuxiliaryOutput.naming(("scores", "plain"), engine_combined)
     add_auxiliary_output_to_pp_tensors(wire, outputs)
     sent: PPCapableOutput = named
+    agreed = verify_pipeline(observer, stage=1, timeout=30)
+    assert_type(agreed, PipelineReport)
+    assert_type(agreed.ranks, tuple[RankReport, ...])
+    verify_pipeline(None)
     del capable, observer, short, as_one, sent

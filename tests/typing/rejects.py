@@ -23,6 +23,7 @@ from pp_protocol import (
     add_auxiliary_output_to_pp_tensors as add,
     pop_auxiliary_output_from_pp_tensors as pop,
     pp_boundary,
+    verify_pipeline,
     with_pp_transport,
 )
 from torch import Tensor
@@ -257,4 +258,5 @@ def payloads(tensor: Tensor, forgetful: ForgetfulPayload, consuming: ConsumingPa
     CompositeSamplingObserver({"good": Good()})  # reject: a child without hooks
     CompositeAuxiliaryOutput({"device": DeviceOnly()})  # reject: a child that cannot be sent
     CompositeAuxiliaryOutput.naming(("one",), consuming)  # reject: it has no outputs
+    verify_pipeline(consuming)  # reject: no observer
     del device, host
