@@ -8,10 +8,11 @@ those name nobody when a rank is missing, and can leave the group unusable.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -277,11 +278,17 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    return metadata.packages_distributions()  # reads the metadata of all that is installed
+
+
 def _package_of(observer: object) -> str:
     """`distribution version` of what an object's class comes from, as far as that is known."""
     module = str(type(observer).__module__).partition(".")[0]
     try:
-        names = metadata.packages_distributions().get(module, ())
+        # an editable install does not list its modules; most are named as their distribution is
+        names = _distributions().get(module, [module.replace("_", "-")])
         return ", ".join(f"{name} {metadata.version(name)}" for name in sorted(set(names)))
-    except Exception:  # metadata that cannot be read
+    except Exception:  # no such distribution, or metadata that cannot be read
         return str(getattr(sys.modules.get(module), "__version__", ""))
