@@ -20,7 +20,8 @@ from typing import Any
 from . import __version__
 from .conformance import FROM_PP_TENSORS
 from .contract import DeviceAuxiliaryOutput
-from .errors import ConformanceError, PPProtocolError
+from .errors import ConformanceError, HandshakeError, PPProtocolError
+from .handshake import verify_pipeline
 from .reports import check_observer
 from .sglang_status import (
     HOOKS,
@@ -41,10 +42,11 @@ from .transport import (
 )
 
 NAME = "pp_protocol"
-SWITCH, ON_ERROR, START_CHECK = (
+SWITCH, ON_ERROR, START_CHECK, VERIFY = (
     "PP_PROTOCOL_SGLANG",
     "PP_PROTOCOL_ON_ERROR",
     "PP_PROTOCOL_START_CHECK",
+    "PP_PROTOCOL_VERIFY",
 )
 MODULE, MIXIN = (
     "sglang.srt.sampling.sampling_observer_pp",
@@ -193,6 +195,7 @@ def _before_the_loop(*args: Any, **kwargs: Any) -> None:
     Raises:
         ConformanceError: the observer of the first rank cannot rebuild, or that of the last rank
             has hooks that cannot be called; the report is in the message.
+        HandshakeError: if PP_PROTOCOL_VERIFY is on, and in place of that, on every rank.
     """
     logger.disabled = False  # a logging configuration of the engine's may have switched it off
     try:
@@ -203,15 +206,33 @@ def _before_the_loop(*args: Any, **kwargs: Any) -> None:
             logger.error("pp_protocol IS SWITCHED ON AND NOT (FULLY) ACTIVE\n%s", found)
     except Exception:  # an engine must not die of a look at it
         logger.exception("pp_protocol cannot say what is active")
-    if not _switched(START_CHECK, default=True) or not args:
+    verify, check = _switched(VERIFY, default=False), _switched(START_CHECK, default=True)
+    if not (verify or check) or not args:
         return
     try:
-        refused = _refused(args[0])
+        refused = _not_verified(args[0]) if verify else _refused(args[0])
     except Exception as error:  # nor of another shape of the engine
         logger.warning("pp_protocol cannot check the observer of this engine: %r", error)
         return
     if refused is not None:
         raise refused
+
+
+def _not_verified(scheduler: Any) -> HandshakeError | None:
+    """The error that all ranks raise, if they cannot serve together.
+
+    Over all ranks of the engine: the group of a pipeline holds one of each stage's TP ranks.
+    """
+    state: Any = importlib.import_module("sglang.srt.distributed.parallel_state")
+    group, stage = state.get_world_group().cpu_group, scheduler.pp_group.rank_in_group
+    try:
+        report = verify_pipeline(
+            scheduler.tp_worker.model_runner.sampling_observer, group=group, stage=stage
+        )
+    except HandshakeError as error:
+        return error
+    logger.info("pp_protocol: all ranks agree\n%s", report)
+    return None
 
 
 def _refused(scheduler: Any) -> ConformanceError | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import pathlib
 import subprocess
@@ -492,3 +493,56 @@ assert "does not have what it replaces" in str(status())
     )
     assert done.returncode == 0, done.stderr
     assert "does not fit SGLang 0.0.1, which is left as it is" in done.stderr
+
+
+WORLD = """
+import torch.distributed as dist
+class _World: cpu_group = None
+def get_world_group(): return _World
+"""
+RANK = """
+import os
+import torch.distributed as dist
+import sglang.srt.distributed.parallel_state as state
+rank, store = int(os.environ["RANK"]), os.environ["STORE"]
+from pp_protocol.stage_process import _loopback
+os.environ["GLOO_SOCKET_IFNAME"] = _loopback()
+dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+state._World.cpu_group = dist.new_group([0, 1], backend="gloo")
+class CannotRebuild(Observer): from_pp_tensors = None
+install(); HookRegistry.apply_hooks()
+one = scheduler({observer} if rank == 0 else Observer(), first=rank == 0)
+one.pp_group.rank_in_group = rank
+try:
+    one.init_pp_loop_state()
+    print("STARTED")
+except pp_protocol.HandshakeError as error:
+    print("REFUSED", str(error).replace(chr(10), " "))
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("observer", "started"), [("Observer()", True), ("CannotRebuild()", False), ("None", False)]
+)
+def test_switched_on_all_ranks_agree_before_the_loop(
+    observer: str, started: bool, engine: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    place = engine / "sglang/srt/distributed"
+    place.mkdir()
+    (place / "__init__.py").touch()
+    (place / "parallel_state.py").write_text(WORLD)
+    variables = {"PP_PROTOCOL_VERIFY": "1", "STORE": str(tmp_path / "store")}
+
+    def one(rank: int) -> str:
+        return run(RANK.format(observer=observer), engine, RANK=str(rank), **variables)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        outs = list(pool.map(one, range(2)))
+    if started:
+        assert all("STARTED" in out and "all ranks agree" in out for out in outs)
+        return
+    told = [line for out in outs for line in out.splitlines() if line.startswith("REFUSED")]
+    assert len(told) == 2
+    assert len(set(told)) == 1
+    assert "rank 0 (stage 0)" in told[0]
