@@ -117,17 +117,36 @@ def _sum(tensors: Mapping[str, Tensor], only: Mapping[str, Tensor] | None = None
     """The weighted sum of all words, or of those of some tensors at the place they have in all."""
     taken = tensors if only is None else only
     device = next(iter(taken.values())).device
-    total = torch.zeros((), dtype=torch.int64, device=device)
-    columns = _weights(1, _COLUMNS, 9, 2, device)  # c + 1, so that the lower bits are 2c + 2 - 1
-    columns.sub_(1)
-    row = 0
+    columns, first_rows = _kept_weights(device)
+    total, row = None, 0
     for name in sorted(tensors):
         count = -(-tensors[name].numel() * tensors[name].element_size() // (4 * _COLUMNS))
         if name in taken and count:
-            sums = _row_sums(_words(tensors[name]), columns)
-            total += sums.mul_(_weights(row, count, 33, 2 * _COLUMNS, device).add_(1)).sum()
+            kept = row + count <= len(first_rows)
+            rows = first_rows[row : row + count] if kept else _row_weights(row, count, device)
+            part = _row_sums(_words(tensors[name]), columns).mul_(rows).sum()
+            total = part if total is None else total.add_(part)
         row += count
-    return total
+    return torch.zeros((), dtype=torch.int64, device=device) if total is None else total
+
+
+_kept: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+
+def _kept_weights(device: torch.device) -> tuple[Tensor, Tensor]:
+    """The weights of the columns, and those of the first rows, 10 KiB for each device."""
+    kept = _kept.get(device)
+    if kept is None:
+        with torch.inference_mode(False):
+            columns = _weights(1, _COLUMNS, 9, 2, device).sub_(1)  # 2 (c + 1) - 1
+            kept = columns, _row_weights(0, 1024, device)
+        if type(columns) is Tensor:  # and not what a mode of the caller's makes of it
+            _kept[device] = kept
+    return kept
+
+
+def _row_weights(start: int, count: int, device: torch.device) -> Tensor:
+    return _weights(start, count, 33, 2 * _COLUMNS, device).add_(1)
 
 
 def _weights(start: int, count: int, shift: int, step: int, device: torch.device) -> Tensor:

@@ -258,5 +258,5 @@ def payloads(tensor: Tensor, forgetful: ForgetfulPayload, consuming: ConsumingPa
     CompositeSamplingObserver({"good": Good()})  # reject: a child without hooks
     CompositeAuxiliaryOutput({"device": DeviceOnly()})  # reject: a child that cannot be sent
     CompositeAuxiliaryOutput.naming(("one",), consuming)  # reject: it has no outputs
-    verify_pipeline(consuming)  # reject: no observer
+    verify_pipeline(tensor)  # reject: no observer
     del device, host
