@@ -291,4 +291,5 @@ def _package_of(observer: object) -> str:
         names = _distributions().get(module, [module.replace("_", "-")])
         return ", ".join(f"{name} {metadata.version(name)}" for name in sorted(set(names)))
     except Exception:  # no such distribution, or metadata that cannot be read
-        return str(getattr(sys.modules.get(module), "__version__", ""))
+        version = getattr(sys.modules.get(module), "__version__", "")
+        return f"{module} {version}" if version else ""
