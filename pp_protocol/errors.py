@@ -29,7 +29,7 @@ def _qualified(cls: object) -> str:
     except AttributeError:  # made where no __name__ was, by exec for one
         module = None
     known = issubclass(type(module), str) and module != "builtins"
-    return f"{module}.{name}" if known else str(name)
+    return ".".join((module, name)) if known else str(name)  # no __format__ of a subclass of str
 
 
 class PPProtocolError(RuntimeError):

@@ -5,12 +5,13 @@ dict, and the receiver computes it anew. It lies in a tensor without dimensions,
 whole (it slices what divides by the number of tensor-parallel ranks), and under a key of its own,
 which a receiver that does not know of it leaves alone.
 
-The number is that of tensor bytes as little words of 32 bits, in rows of 256: word c of row r, from
-0 over all tensors in the order of their names, counts with the weight C(c) * R(r) modulo 2**64. The
-weights are odd, so that no change of one word can cancel out. C(c) is 2c + 1 modulo 512 and R(r) is
-1 + 512 r modulo 2**33, so that two weights differ by no more than 32 powers of two, and the swap of
-two different words is always seen, in up to 8 GiB. Their upper bits are mixed: anything else that
-is changed stays unseen by a chance of about 2**-31 or less.
+The number is that of tensor bytes as little words of 32 bits, folded by a bijection, in rows of
+256: word c of row r, from 0 over all tensors in the order of their names, counts with the weight
+C(c) * R(r) modulo 2**64. The weights are odd, so that no change of one word can cancel out. C(c) is
+2c + 1 modulo 512 and R(r) is 1 + 512 times a permutation of r modulo 2**33, so that two weights
+differ by no more than 32 powers of two, and the swap of two different words is always seen, in up
+to 16 GiB. All other bits are mixed, so that nothing that is linear in the place or in the sign of
+what changes cancels out by more than chance.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ _ROWS_AT_ONCE = {"cpu": 256}
 def of_sent(tensors: Mapping[str, Tensor]) -> Tensor:
     """The fingerprint, int64 without dimensions, on the tensors' device; no host synchronisation.
 
+    Args:
+        tensors: by their names, in the form in which they are sent.
+
     Raises:
         UnsupportedTensorError: the tensors lie on several devices.
     """
@@ -70,32 +74,43 @@ def check_received(tensors: Mapping[str, Tensor], found: Any, observer: object) 
     """Hold what has arrived against the fingerprint that came with it; this waits for the device.
 
     Raises:
-        FingerprintError: it does not match, or is no fingerprint.
+        FingerprintError: it does not match, or is no fingerprint, or cannot be made.
     """
-    if not issubclass(type(found), Tensor) or found.dtype != torch.int64 or found.dim() != 0:
+    if type(found) is not Tensor or found.dtype != torch.int64 or found.dim() != 0 or found.is_meta:
         what = type_name(found)
-        if issubclass(type(found), Tensor):
-            what = f"a tensor {found.dtype} {list(found.shape)}"
+        if type(found) is Tensor:
+            what = f"a tensor {found.dtype} {list(found.shape)} on {found.device}"
         raise FingerprintError.about(
             f"what came under {FINGERPRINT!r}",
             f"is {what}, not an int64 tensor without dimensions",
             "Find what else writes under this key.",
         )
-    by_device: dict[torch.device, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        by_device.setdefault(tensor.device, {})[name] = tensor
-    sums = [int(_sum(tensors, only)) for only in by_device.values()]
-    if (sum(sums) + _seed(tensors) - int(found)) % 2**64:
+    with torch._C.DisableTorchFunctionSubclass():  # a subclass's own code stays out of it
+        if all(map(_is_dense, tensors.values())):
+            by_device: dict[torch.device, dict[str, Tensor]] = {}
+            for name, tensor in tensors.items():
+                by_device.setdefault(tensor.device, {})[name] = tensor
+            sums = [int(_sum(tensors, only)) for only in by_device.values()]
+            if (sum(sums) + _seed(tensors) - int(found)) % 2**64 == 0:
+                return
         seen = ", ".join(
             f"{name!r} ({str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)})"
+            if _is_dense(tensor)
+            else f"{name!r} ({type_name(tensor)}, not dense)"
             for name, tensor in tensors.items()
         )
-        raise FingerprintError.about(
-            f"what arrived for {type_name(observer)}",
-            f"is not what was sent, in at least one of {seen}",
-            "Under tensor parallelism every rank has to send the same tensors: see"
-            " pp-protocol check --tp. Otherwise something writes into them on the way.",
-        )
+    raise FingerprintError.about(
+        f"what arrived for {type_name(observer)}",
+        f"is not what was sent, in at least one of {seen}",
+        "Under tensor parallelism every rank has to send the same tensors: see"
+        " pp-protocol check --tp. Otherwise something writes into them on the way.",
+    )
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether it has bytes of its own, as everything has that can be sent."""
+    plain = tensor.layout is torch.strided and not tensor.is_nested
+    return plain and not (tensor.is_quantized or tensor.is_meta)
 
 
 def without_tensors() -> FingerprintError:
@@ -146,7 +161,13 @@ def _kept_weights(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _row_weights(start: int, count: int, device: torch.device) -> Tensor:
-    return _weights(start, count, 33, 2 * _COLUMNS, device).add_(1)
+    """1 + 512 times a permutation of 24 bits of each row, with other mixed bits above."""
+    rows = torch.arange(start, start + count, dtype=torch.int64, device=device)
+    low = rows & 0xFFFFFF
+    for factor, shift in ((0x9E3779, 11), (0x85EBCB, 13)):  # odd; each step can be undone
+        low = (low * factor) & 0xFFFFFF
+        low ^= low >> shift
+    return _weights(start, count, 33, 0, device).add_(low, alpha=2 * _COLUMNS).add_(1)
 
 
 def _weights(start: int, count: int, shift: int, step: int, device: torch.device) -> Tensor:
@@ -173,11 +194,24 @@ def _words(tensor: Tensor) -> Tensor:
 
 def _row_sums(words: Tensor, columns: Tensor) -> Tensor:
     at_once = _ROWS_AT_ONCE.get(words.device.type, 1 << 14)
-    wide = torch.empty((min(at_once, len(words)), _COLUMNS), dtype=torch.int64, device=words.device)
+    size = (min(at_once, len(words)), _COLUMNS)
+    mixed, shifted, wide = (
+        torch.empty(size, dtype=dtype, device=words.device)
+        for dtype in (torch.int32, torch.int32, torch.int64)
+    )
     sums = []
     for first in range(0, len(words), at_once):
         some = words[first : first + at_once]
-        part = wide[: len(some)]
-        part.copy_(some)
-        sums.append(part.mul_(columns).sum(1))
+        place = slice(len(some))
+        _fold(mixed[place].copy_(some), shifted[place])
+        sums.append(wide[place].copy_(mixed[place]).mul_(columns).sum(1))
     return torch.cat(sums) if len(sums) > 1 else sums[0]
+
+
+def _fold(words: Tensor, shifted: Tensor) -> None:
+    """The upper half of each word onto its lower half, in place; this can be undone.
+
+    A sign is the uppermost bit, of which few bits of the weights would be left modulo 2**64.
+    """
+    torch.bitwise_right_shift(words, 16, out=shifted)
+    words ^= shifted.bitwise_and_(0xFFFF)  # the shift has copied the sign

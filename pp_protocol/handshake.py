@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import operator
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
@@ -25,12 +25,10 @@ from .conformance import FROM_PP_TENSORS
 from .errors import HandshakeError, type_name
 from .payload import payload_schema
 from .reports import check_observer
+from .stage_process import shortened
 
 POLL = 0.05
 """Seconds between two looks into the store."""
-
-_calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-"""How often each group was verified: every call has keys of its own."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +89,9 @@ class PipelineReport:
     def from_json(cls, text: str) -> PipelineReport:
         """The report that `to_json` wrote."""
         read = json.loads(text)
-        ranks = tuple(
-            RankReport(**{name: _frozen(value) for name, value in one.items()})
-            for one in read.pop("ranks")
-        )
-        return cls(ranks, **{name: tuple(value) for name, value in read.items()})
+        ranks = tuple(_rank_report(one) for one in read["ranks"])
+        rest = (tuple(read[name]) for name in ("missing", "problems", "warnings"))
+        return cls(ranks, *rest)
 
 
 def verify_pipeline(
@@ -113,7 +109,8 @@ def verify_pipeline(
             backend: only its store is used. Without a process group this rank is checked alone.
         stage: this rank's pipeline stage, 0 for the first. Give it on every rank or on none: if on
             none, each rank is a stage of its own, which with tensor parallelism is not so.
-        timeout: seconds to wait for the other ranks.
+        timeout: seconds to wait for the other ranks. A store whose host is stopped without having
+            ended can hold a call for as long as its own time-out.
 
     Returns:
         What all ranks have, with warnings where types or versions differ.
@@ -137,12 +134,12 @@ def verify_pipeline(
     if size == 1:
         return _required(judged([own], 1))
     try:
-        report = _agreed(_store_of(group), group, own, size, timeout)
+        report = _agreed(_store_of(group), own, size, timeout)
     except RuntimeError as error:  # what torch's stores raise when their host is gone
         raise HandshakeError.about(
             f"rank {rank}",
             f"cannot reach the store of the group ({type_name(error)}: {error})",
-            "The rank that hosts it, mostly rank 0, has ended: look at its log.",
+            "Look at the log of the rank that hosts it, mostly rank 0: it may have ended.",
         ) from error
     return _required(report)
 
@@ -153,10 +150,11 @@ def _store_of(group: Any) -> Any:
     return dist.distributed_c10d._get_process_group_store(group)
 
 
-def _agreed(store: Any, group: Any, own: RankReport, size: int, timeout: float) -> PipelineReport:
+def _agreed(store: Any, own: RankReport, size: int, timeout: float) -> PipelineReport:
     """What the first rank to know it has found of all; the same for every rank."""
     until = time.monotonic() + timeout
-    call = _calls[group] = _calls.get(group, 0) + 1
+    # counted in the store, which may outlive the group: no verdict is taken for another one
+    call = store.add(f"pp_protocol/verify/calls/{own.rank}", 1)
     prefix = f"pp_protocol/verify/{call}"
     keys, verdict = [f"{prefix}/{rank}" for rank in range(size)], f"{prefix}/verdict"
     store.set(keys[own.rank], json.dumps(dataclasses.asdict(own)))
@@ -164,8 +162,7 @@ def _agreed(store: Any, group: Any, own: RankReport, size: int, timeout: float) 
         complete = store.check(keys)
         if complete or time.monotonic() > until:
             there = keys if complete else [key for key in keys if store.check([key])]
-            told = [json.loads(store.get(key)) for key in there]
-            ranks = [RankReport(**{n: _frozen(value) for n, value in one.items()}) for one in told]
+            ranks = [_rank_report(json.loads(store.get(key))) for key in there]
             report = judged(ranks, size, timeout)
             store.compare_set(verdict, "", report.to_json())  # only the first is kept
         else:
@@ -186,24 +183,30 @@ def _required(report: PipelineReport) -> PipelineReport:
     raise error
 
 
-def _own(observer: Any, rank: int, stage: int | None) -> RankReport:
-    """What this rank has; whatever that raises is told to the others."""
+def _own(observer: Any, rank: int, stage: Any) -> RankReport:
+    """What this rank has; whatever that raises is told to the others, and nobody waits for it."""
+    name = ""
     try:
+        stage = None if stage is None else operator.index(stage)
         if observer is None:
             return RankReport(rank, stage)
+        name = shortened(type_name(observer))
         problems = check_observer(observer).errors
-        texts = [(one.member, f"{one.found}; {one.advice}") for one in problems]
+        texts = [(one.member, shortened(f"{one.found}; {one.advice}")) for one in problems]
+        schema = payload_schema(observer)
         return RankReport(
-            *(rank, stage, type_name(observer), _package_of(observer), payload_schema(observer)),
+            *(rank, stage, name, shortened(_package_of(observer))),
+            None if schema is None else tuple(map(shortened, schema[:1000])),
             tuple(text for member, text in texts if member == FROM_PP_TENSORS.name),
             tuple(text for member, text in texts if member != FROM_PP_TENSORS.name),
         )
-    except Exception as error:  # a report names it, and nobody waits for this rank
+    except BaseException as error:
         try:
             text = str(error)
-        except Exception:  # it is the user's code that makes the text
+        except BaseException:  # it is the user's code that makes the text
             text = "(its message cannot be read)"
-        return RankReport(rank, stage, type_name(observer), failed=f"{type_name(error)}: {text}")
+        raised = shortened(f"{type_name(error)}: {text}")
+        return RankReport(rank, stage if type(stage) is int else None, name, failed=raised)
 
 
 def judged(ranks: Sequence[RankReport], size: int, timeout: float = 0.0) -> PipelineReport:
@@ -214,7 +217,7 @@ def judged(ranks: Sequence[RankReport], size: int, timeout: float = 0.0) -> Pipe
         " whether all ranks call it"
         for rank in missing
     ]
-    problems += _problems(ranks, size)
+    problems += _problems(ranks, size, complete=not missing)
     return PipelineReport(
         *(tuple(ranks), tuple(missing), tuple(problems), tuple(_warnings(ranks, size)))
     )
@@ -229,8 +232,13 @@ def _stages(ranks: Sequence[RankReport], size: int) -> tuple[dict[int, int], int
     return stages, max(given)
 
 
-def _problems(ranks: Sequence[RankReport], size: int) -> Iterator[str]:
+def _problems(ranks: Sequence[RankReport], size: int, *, complete: bool) -> Iterator[str]:
     stages, last = _stages(ranks, size)
+    given = [one.stage for one in ranks if one.stage is not None]
+    if given and complete and min(given) != 0:
+        yield f"no rank gave stage 0, and one gave {min(given)}: the first stage is 0"
+    if given and not complete:
+        last = -1  # it may be the stage of a rank that did not come
     senders = [one for one in ranks if stages.get(one.rank) == last and one.observer]
     for one in ranks:
         stage = stages.get(one.rank)
@@ -250,12 +258,22 @@ def _problems(ranks: Sequence[RankReport], size: int) -> Iterator[str]:
     with_schema = [one for one in ranks if one.schema is not None]
     for one in with_schema[1:]:
         first = with_schema[0]
-        differs = sorted(set(first.schema or ()) ^ set(one.schema or ()))
+        differs = _differing(first.schema or (), one.schema or ())
         if differs:
             yield (
                 f"the payload of rank {one.rank} differs from that of rank {first.rank} in"
                 f" {'; '.join(differs)}: install the same version on every rank"
             )
+
+
+def _differing(one: tuple[str, ...], other: tuple[str, ...]) -> list[str]:
+    """The lines that only one has, but for children of which one side says nothing."""
+    unknown = tuple(
+        line.removesuffix("(unknown)") for line in {*one, *other} if line.endswith("/(unknown)")
+    )
+    return sorted(
+        line for line in set(one) ^ set(other) if not (unknown and line.startswith(unknown))
+    )
 
 
 def _warnings(ranks: Sequence[RankReport], size: int) -> Iterator[str]:
@@ -274,8 +292,15 @@ def _warnings(ranks: Sequence[RankReport], size: int) -> Iterator[str]:
         yield f"stage {last} has no observer: nothing will be sent"
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _rank_report(read: dict[str, Any]) -> RankReport:
+    """What another rank wrote; what only its version of this package has is left out."""
+    known = {one.name for one in dataclasses.fields(RankReport)}
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in read.items()
+        if name in known
+    }
+    return RankReport(**values)
 
 
 @functools.cache

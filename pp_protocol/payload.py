@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, dataclass_transform
 
-from .conformance import FROM_PP_TENSORS
+from .conformance import FROM_PP_TENSORS, look_up
 from .errors import PayloadError, type_name
 from .payload_fields import Field as Field
 from .payload_fields import Local as Local
@@ -208,16 +208,18 @@ def payload_schema(observer: Any) -> tuple[str, ...] | None:
     It is known of a `from_pp_tensors` that is a payload's own, or is declared to return a payload,
     and of a composite of such observers.
     """
-    children = getattr(observer, "children", None)
-    if isinstance(children, Mapping):
-        schemas = {name: payload_schema(child) for name, child in children.items()}
+    from .composite import CompositeSamplingObserver  # which stands above this module
+
+    if issubclass(type(observer), CompositeSamplingObserver):
+        schemas = {name: payload_schema(child) for name, child in observer.children.items()}
         lines = [
             f"{name}/{line}"
             for name, schema in schemas.items()
             for line in schema or ("(unknown)",)
         ]
         return tuple(sorted(lines))
-    cls = getattr(getattr(observer, "from_pp_tensors", None), "__self__", None)
+    found = look_up(observer, "from_pp_tensors")  # as it is stored: a property is not read
+    cls = getattr(getattr(found.raw, "__func__", None), "__self__", None) if found else None
     if not (isinstance(cls, type) and issubclass(cls, TensorPayload)):
         cls = declared_result(observer, FROM_PP_TENSORS)
     if not (isinstance(cls, type) and issubclass(cls, TensorPayload)):

@@ -309,6 +309,7 @@ class LastStage(Stage):
         with self._peer("store", 0):
             told = json.dumps([dataclasses.astuple(record) for record in sent])
             self.store.set(f"sent/{step}/{self.tp.rank}", told)
+            self.store.set(f"order/{step}/{self.tp.rank}", json.dumps(list(auxiliary)))
         self.require_replicated(step)
         return message
 
@@ -321,11 +322,27 @@ class LastStage(Stage):
         self.place.at("compare")
         names = sorted({name for records in by_rank for name in records})
         told = [_differs(name, [made.get(name) for made in by_rank], self.tp) for name in names]
-        differs = [text for text in told if text]
+        differs = [text for text in told if text] or self.differing_orders(step)
         if differs and self.tp.rank == 0:
             raise Fault("not-replicated", "; ".join(differs))
         if differs:
             raise PeerLost("this stage's first rank tells what differs between its ranks")
+
+    def differing_orders(self, step: int) -> list[str]:
+        """What is to be said of tensors that are the same, and named in another order."""
+        with self._peer("store", self.stage):
+            orders = [
+                json.loads(self.store.get(f"order/{step}/{rank}")) for rank in range(self.tp.size)
+            ]
+        told = [
+            f"the order of the names on TP rank {rank} is {', '.join(order)}, on TP rank 0"
+            f" {', '.join(orders[0])}: the engine sends tensors in that order, and gathers slices"
+            " of different ones"
+            for rank, order in enumerate(orders)
+            if order != orders[0]
+        ]
+        self.place.at("compare")
+        return told
 
     def before_the_mask(self, logits: Tensor, info: Any) -> Any:
         """Ask the observer, as the engine does; None if it wants nothing of this step."""

@@ -79,7 +79,7 @@ class Place:
             self.tell("peer-lost", message=str(error))
             return
         code, where, advice = "stage", _frames_of_the_user(error), ""
-        name, message = type_name(error), _shortened(_text_of(error))
+        name, message = type_name(error), shortened(_text_of(error))
         if isinstance(error, PPProtocolError) and type(error.code) is str:
             code, where, advice = error.code, [], error.advice
             message = message.removesuffix(f" {advice} [pp-protocol explain {code}]")
@@ -111,10 +111,11 @@ def _notes_of(error: BaseException) -> list[str]:
     notes = getattr(error, "__notes__", ())
     if type(notes) not in (list, tuple):
         return []
-    return [_shortened(note) for note in notes if type(note) is str]
+    return [shortened(note) for note in notes if type(note) is str]
 
 
-def _shortened(text: str, most: int = 2000) -> str:
+def shortened(text: str, most: int = 2000) -> str:
+    """The text, or its beginning and how long it is."""
     return text if len(text) <= most else f"{text[:most]} … ({len(text)} characters)"
 
 

@@ -104,10 +104,18 @@ def add_auxiliary_output_to_pp_tensors(
 
 
 def _fingerprint(tensors: Mapping[str, Any], staged: Mapping[str, Tensor]) -> Tensor:
-    """Of what is added and of what was added before."""
-    before = {key: tensors[key] for key in _auxiliary_keys(tensors)}
-    named = {key[len(PREFIX) :]: tensor for key, tensor in {**before, **staged}.items()}
-    return fingerprints.of_sent(named)
+    """Of what is added and of what was added before; a difference that was there stays there."""
+    before = {key[len(PREFIX) :]: tensors[key] for key in _auxiliary_keys(tensors)}
+    for name, tensor in before.items():
+        if not is_tensor(tensor):
+            raise NonTensorError.about(
+                "the dict", f"holds {type_name(tensor)} for it", "Add tensors only.", tensor=name
+            )
+    added = {key[len(PREFIX) :]: tensor for key, tensor in staged.items()}
+    made = fingerprints.of_sent({**before, **added})
+    if FINGERPRINT in tensors and before:
+        made += tensors[FINGERPRINT] - fingerprints.of_sent(before)
+    return made
 
 
 def _wire_form(output: object, name: str, tensor: object) -> Tensor:

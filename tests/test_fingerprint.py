@@ -21,6 +21,7 @@ from pp_protocol import (
     PREFIX,
     FingerprintError,
     MissingObserverError,
+    NonTensorError,
     UnsupportedTensorError,
     WireError,
     add_auxiliary_output_to_pp_tensors,
@@ -81,7 +82,7 @@ def test_the_number_is_the_same_on_every_machine_and_version() -> None:
     assert int(sent(tensors)[FINGERPRINT]) == NUMBER
 
 
-NUMBER = -8613152307471516318
+NUMBER = -1402071632254264403
 
 
 CHANGES = {
@@ -241,6 +242,62 @@ def test_inference_mode_autograd_and_a_default_device_change_nothing() -> None:
         assert torch.equal(sent(tensors)[FINGERPRINT], plain)
     grown = {"x": torch.arange(7.0, requires_grad=True), "y": two()["y"]}
     assert torch.equal(sent(grown)[FINGERPRINT], plain)
+
+
+A = torch.rand(256, generator=torch.Generator().manual_seed(1)) + 0.1
+B = torch.rand(256, generator=torch.Generator().manual_seed(2)) + 0.1
+SIGNS = torch.tensor([1.0, -1.0, -1.0, 1.0])
+HADAMARD = torch.ones(1, 1)
+for _ in range(8):
+    HADAMARD = torch.cat([torch.cat([HADAMARD, HADAMARD]), torch.cat([HADAMARD, -HADAMARD])], 1)
+Z = torch.complex(A[:128], B[:128])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (torch.stack([A, -A, -A, A]), torch.stack([-A, A, A, -A])),
+        (SIGNS[:, None] * SIGNS.repeat(64), -SIGNS[:, None] * SIGNS.repeat(64)),
+        (torch.stack([A, B, B, A]), torch.stack([B, A, A, B])),
+        (torch.stack([A, B, B, A]).round(), torch.stack([B, A, A, B]).round()),
+        (torch.stack([Z, Z.conj(), Z.conj(), Z]), torch.stack([Z.conj(), Z, Z, Z.conj()])),
+        (torch.stack([A, B, B, A]).bfloat16(), torch.stack([B, A, A, B]).bfloat16()),
+        *((HADAMARD, torch.where(torch.arange(256) == c, -HADAMARD, HADAMARD)) for c in range(256)),
+        (torch.eye(64), -torch.eye(64)),
+        (torch.arange(4096.0), torch.arange(4096.0).roll(256)),
+        (torch.arange(4096.0), torch.arange(4096.0).flip(0)),
+    ],
+)
+def test_changes_of_signs_and_of_whole_rows_do_not_cancel_out(
+    before: torch.Tensor, after: torch.Tensor
+) -> None:
+    assert not torch.equal(before, after)
+    wires = sent({"x": before}), sent({"x": after})
+    assert not torch.equal(wires[0][FINGERPRINT], wires[1][FINGERPRINT])
+
+
+def test_a_difference_that_was_there_is_not_covered_up_by_a_second_output() -> None:
+    wire = sent({"x": torch.ones(4)})
+    wire[PREFIX + "x"] = torch.zeros(4)
+    add_auxiliary_output_to_pp_tensors(wire, Output({"y": torch.ones(3)}))
+    with pytest.raises(FingerprintError):
+        pop(wire)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")  # deprecated, and still there
+def test_what_is_not_dense_is_named_and_a_prefixed_value_that_is_no_tensor_too() -> None:
+    wire = sent({"x": torch.arange(4.0)})
+    for odd in (
+        torch.quantize_per_tensor(torch.arange(4.0), 1.0, 0, torch.qint8),
+        torch.arange(4.0).to_sparse(),
+        torch.empty(4, device="meta"),
+    ):
+        with pytest.raises(FingerprintError, match=r"'x' \(torch\.Tensor, not dense\)"):
+            pop({**wire, PREFIX + "x": odd})
+    with pytest.raises(FingerprintError, match="on meta, not an int64"):
+        pop({**wire, FINGERPRINT: torch.empty((), dtype=torch.int64, device="meta")})
+    with pytest.raises(NonTensorError, match="'z' is not a tensor"):
+        add_auxiliary_output_to_pp_tensors({**wire, PREFIX + "z": "text"}, Output({"y": A}))
 
 
 def test_every_change_of_100_000_is_found_and_none_where_there_is_none() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import os
 import pickle
+import sys
 from typing import Any
 
 import handshake_ranks
 import pytest
-from handshake_ranks import CannotRebuild, Good, NoHook, Receiver, scenarios
+from handshake_ranks import AGAIN, CannotRebuild, Good, NoHook, Receiver, scenarios
 
 from pp_protocol import (
     CompositeSamplingObserver,
@@ -69,6 +71,11 @@ def test_each_fault_on_each_rank_is_the_same_error_on_all_of_them(size: int) -> 
         assert read.missing == ((rank,) if name == "missing" else ())
         longest = how.get("timeout", 0) + how.get("sleep", 0)
         assert max(seconds for *_, seconds in outcomes) < longest + 5, (name, rank)
+
+    again = [one for rank_found in found.values() for one in rank_found if one[0] == AGAIN]
+    assert len(again) == size
+    assert len({error for _, error, _, _ in again}) == 1
+    assert "rank 0 (stage 0) has no observer" in again[0][1]
 
 
 def ranks(*observers: Any, stages: Any = None) -> list[RankReport]:
@@ -145,6 +152,58 @@ def test_a_schema_is_known_of_payloads_and_composites_of_them() -> None:
 
     assert payload_schema(ByStaticMethod()) == payload_schema(Good())
     assert "top_ids: int64 [batch, k]" in (payload_schema(LogprobObserver()) or ())
+
+
+class Exits(Good):
+    from_pp_tensors = property(lambda self: sys.exit("from a property"))
+
+
+class Busy(Good):
+    """Has children that are no observers."""
+
+    @property
+    def children(self) -> Any:
+        raise RuntimeError("not started")
+
+
+def raises_at_length(self: object) -> None:
+    raise ValueError("x" * 9_000_000)
+
+
+def test_whatever_a_rank_trips_over_is_told_to_the_others() -> None:
+    from pp_protocol.handshake import _own
+
+    (told,) = _own(Exits(), 0, None).cannot_rebuild
+    assert "raised SystemExit when it was read" in told
+    assert payload_schema(Busy()) == payload_schema(Good())
+    wrong = type("Wrong", (Good,), {"from_pp_tensors": property(raises_at_length)})
+    assert len(json.dumps(dataclasses.asdict(_own(wrong(), 0, None)))) < 10_000
+    assert _own(Good(), 0, "1").failed.startswith("TypeError: 'str' object")
+    assert _own(Good(), 0, True).stage == 1
+    report = judged(ranks(Good(), Good(), stages=[1, 2]), 2)
+    assert report.problems == ("no rank gave stage 0, and one gave 1: the first stage is 0",)
+
+
+def test_what_is_not_known_of_a_child_is_not_held_against_it() -> None:
+    def both(child: Any) -> CompositeSamplingObserver:
+        return CompositeSamplingObserver({"scores": child, "more": Good()})
+
+    assert judged(ranks(both(handshake_ranks.Observer()), both(Good())), 2).ok
+    report = judged(ranks(both(handshake_ranks.Other()), both(Good())), 2)
+    (told,) = report.problems
+    assert "scores/entropy: float16 [batch]; scores/entropy: float32 [batch]" in told
+
+
+def test_a_rank_that_did_not_come_is_not_made_up_for_by_another() -> None:
+    report = judged(ranks(Good(), NoHook(), stages=[0, 1]), 3, 5)
+    assert [text.split(" did")[0] for text in report.problems] == ["rank 2"]
+
+
+def test_a_report_of_another_version_can_be_read() -> None:
+    report = judged(ranks(Good()), 1)
+    read = json.loads(report.to_json())
+    read["ranks"][0]["colour"] = "blue"
+    assert PipelineReport.from_json(json.dumps(read)) == report
 
 
 def alone_in_its_group(port: int, results: Any) -> None:

@@ -37,6 +37,7 @@ def test_an_observer_that_adds_its_rank_fails_with_the_name_of_the_tensor(capsys
 FOUND = {
     "AddsItsRank": "the engine would send its 3 elements whole, other ones to each rank",
     "AddsItsRankToAScalar": "the engine would send its 1 elements whole",
+    "InAnotherOrder": "the order of the names on TP rank 1 is a, b, on TP rank 0 b, a: the engine",
     "OnOneRankOnly": "'more' is absent on TP rank 0, float32 [3] on TP rank 1: the engine's",
 }
 

@@ -57,6 +57,14 @@ class AllKinds(Observer):
         )
 
 
+class InAnotherOrder(Observer):
+    """As from a set of names, whose order differs between processes."""
+
+    def after_sample(self, state: Any, token_ids: Tensor) -> Output:
+        names = ["a", "b"] if tp_rank() else ["b", "a"]
+        return Output({name: state.clone() for name in names})
+
+
 class RaisesOnOneRank(Observer):
     def after_sample(self, state: Any, token_ids: Tensor) -> Output:
         if tp_rank():
