@@ -146,7 +146,7 @@ class TensorPayload:
         sizes = cls._fixed.copy()
         for name, dtype, shape in cls._specs:
             tensor = tensors[name]
-            if not issubclass(type(tensor), Tensor):
+            if type(tensor) is not Tensor and not issubclass(type(tensor), Tensor):
                 return False
             if dtype is not None and tensor.dtype is not dtype:
                 return False
@@ -154,9 +154,8 @@ class TensorPayload:
                 found = tensor.shape
                 if len(found) != len(shape):
                     return False
-                for expected, size in zip(shape, found, strict=True):
-                    if sizes.setdefault(expected, size) != size:
-                        return False
+                if found != tuple(map(sizes.setdefault, shape, found)):
+                    return False
         return True
 
     @classmethod

@@ -267,12 +267,12 @@ class Tampering(Observer):
     def after_sample(self, state: Any, token_ids: Tensor) -> Any:
         send = stage.send_tensor_dict
 
-        def send_other_bytes(message: dict[str, Any], dst: int) -> Any:
+        def send_other_bytes(message: dict[str, Any], dst: int, *more: Any) -> Any:
             damaged = {
                 key: value + 1 if key.endswith(".victim") else value
                 for key, value in message.items()
             }
-            return send(damaged, dst)
+            return send(damaged, dst, *more)
 
         stage.send_tensor_dict = send_other_bytes
         return Output({"fine": state, "victim": state})
