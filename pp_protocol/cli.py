@@ -30,6 +30,7 @@ examples:
   pp-protocol check my_plugin:EntropyObserver
   pp-protocol check my_plugin.factories:make_observer --stages 4
   pp-protocol check my_plugin:Observer --inputs my_tests:inputs
+  pp-protocol check my_plugin:Observer --tp 2
   pp-protocol check --reference
 
 --inputs names a callable (step, batch_size) -> dict, called on the first and the last stage with

@@ -76,7 +76,7 @@ class Faulty(Observer):
         if self.fault == f"kill {hook}":
             die()
         if self.fault == f"slow {hook}":
-            time.sleep(0.4)
+            time.sleep(0.4)  # longer than a step takes
 
     def is_active(self, sampling_info: Any) -> bool:
         self.at("is_active")

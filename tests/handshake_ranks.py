@@ -94,7 +94,7 @@ def rank_main(rank: int, size: int, port: int, only: str, results: Any) -> None:
         stage = None if "stage" in mine else rank
         raising = mine.get("raises")
         if "sleep" in mine:
-            time.sleep(mine["sleep"])
+            time.sleep(mine["sleep"])  # to be late
         started = time.monotonic()
         with broken_check() if raising else contextlib.nullcontext():
             try:

@@ -141,7 +141,7 @@ class DiesAndLeavesAChild(Observer):
 
     def is_active(self, sampling_info: Any) -> bool:
         if os.fork() == 0:
-            time.sleep(20)
+            time.sleep(20)  # longer than the run
             os._exit(0)
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -230,7 +230,7 @@ class Stubborn(Observer):
 
     def after_sample(self, state: Any, token_ids: Tensor) -> Any:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(3600)
+        time.sleep(3600)  # for ever, as far as a test can tell
 
 
 class FailsWhileAPeerIsStubborn(Observer):
@@ -241,18 +241,18 @@ class FailsWhileAPeerIsStubborn(Observer):
     def is_active(self, sampling_info: Any) -> bool:
         self.steps += 1
         if self.steps == 2:
-            time.sleep(1)
+            time.sleep(1)  # the others wait by then
             raise ValueError("enough")
         return True
 
     def from_pp_tensors(self, tensors: Any) -> Any:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(3600)
+        time.sleep(3600)  # for ever, as far as a test can tell
 
 
 class Slow(Observer):
     def is_active(self, sampling_info: Any) -> bool:
-        time.sleep(1)
+        time.sleep(1)  # a step that takes long
         return True
 
 

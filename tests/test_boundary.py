@@ -197,7 +197,7 @@ def test_each_protocol_is_enforced_going_in_and_coming_out(protocol) -> None:
 def test_what_is_awaited_or_iterated_stays_so() -> None:
     @pp_boundary
     async def coroutine(observer: PipelineParallelSamplingObserver) -> DeviceAuxiliaryOutput:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # so that it is suspended once
         return observer.from_pp_tensors({})
 
     @pp_boundary

@@ -322,10 +322,10 @@ def test_an_end_from_outside_leaves_nothing_behind(how: str, shared: pathlib.Pat
         assert len(children) >= 2
         (os.killpg if group else os.kill)(process.pid, number)
         if "twice" in how:
-            time.sleep(0.2)
+            time.sleep(0.2)  # while the first is being handled
             os.killpg(process.pid, number)
         if twice:
-            time.sleep(0.2)
+            time.sleep(0.2)  # while the first is being handled
             os.killpg(process.pid, number)
         _, err = process.communicate(timeout=30)
         assert process.returncode == status
@@ -333,7 +333,7 @@ def test_an_end_from_outside_leaves_nothing_behind(how: str, shared: pathlib.Pat
             assert err == "pp-protocol: interrupted; no process is left\n"
         until = time.monotonic() + 10
         while any(map(_alive, children)) and time.monotonic() < until:
-            time.sleep(0.1)
+            time.sleep(0.1)  # until the next look
         assert not [pid for pid in children if _alive(pid)]
     finally:
         process.kill()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import feature_observers
 import pytest
 
+from pp_protocol.cli import main
 from pp_protocol.pipeline import run_pipeline
 
 pytestmark = pytest.mark.processes
@@ -33,3 +36,12 @@ def test_every_tensor_arrives_bit_for_bit_and_is_consumed(name: str) -> None:
     assert set(report.tensors) == FEATURES[name]
     assert report.outputs == report.asked > 0
     assert report.warnings == {}
+
+
+def test_the_command_takes_a_composite_and_a_wrapped_observer(capsys) -> None:
+    targets = ["feature_observers:composite", "feature_observers:wrapped"]
+    assert main(["check", *targets, "--steps", "3", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)["targets"]
+    assert [one["verdict"] for one in found] == ["ok", "ok"]
+    for one in found:
+        assert one["parts"][-1]["summary"].endswith("equal bit for bit")

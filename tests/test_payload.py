@@ -267,7 +267,7 @@ def test_local_fields_are_passed_by_keyword_and_nothing_else_is() -> None:
 
     tensors = {"x": torch.ones(1)}
     assert Output.from_pp_tensors(tensors, callback=print).callback is print
-    assert Output(tensors["x"], len).copy_to_host(torch.clone).callback is len  # type: ignore[arg-type]
+    assert Output(tensors["x"], len).copy_to_host(torch.clone).callback is len  # type: ignore[arg-type]  # any callable will do
     with pytest.raises(TypeError, match="callback"):
         Output.from_pp_tensors(tensors)
     with pytest.raises(TypeError, match="other"):
