@@ -1,6 +1,7 @@
 # `make check` and `make test` need only Python, make and git; they make .venv themselves.
 PYTHON ?= python3
 BIN := .venv/bin
+CORES := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: check test lint types suite bench clean
 
@@ -18,8 +19,8 @@ types: .venv/installed
 
 # Twice: `python -O` turns beartype off, and every promise has to hold there as well.
 suite: .venv/installed
-	$(BIN)/python -O -m pytest -q -n 2 --dist loadfile -m "not processes"
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -O -m pytest -q $(CORES) -m "not processes"
+	$(BIN)/python -m pytest -q $(CORES)
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
