@@ -70,7 +70,7 @@ def scenarios(size: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
         yield "raises", rank, {"raises": True}
         yield "late", rank, {"sleep": 0.5}
         yield "light", rank, {"observer": Receiver()}
-        yield "missing", rank, {"timeout": 1.5, "sleep": 2.5}
+        yield "missing", rank, {"timeout": 2.5, "sleep": 3.5}
         yield "no stage", rank, {"stage": False}
     yield "right", -1, {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import random
@@ -196,6 +197,15 @@ def test_no_wrong_value_is_consumed_where_there_is_a_fingerprint() -> None:
 # The handshake, with a rank that is killed before it or in it.
 
 
+def wait_until_gone(store: Any) -> None:
+    """Until the rank that hosts the store is dead, which it is soon: it waits for nobody else."""
+    until = time.monotonic() + BOUND
+    with contextlib.suppress(RuntimeError):
+        while time.monotonic() < until:
+            store.check(["anything"])
+            time.sleep(0.1)  # until the next look
+
+
 def verifying_rank(rank: int, port: int, fault: str, results: Any) -> None:
     import torch.distributed as dist
 
@@ -208,9 +218,9 @@ def verifying_rank(rank: int, port: int, fault: str, results: Any) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
     killed = 0 if hosts else 1
     dist.barrier()
-    time.sleep(
-        0.5 if rank == killed else 1.0
-    )  # all are out of the barrier, and the killed one is first
+    time.sleep(0.5)  # until all are out of the barrier
+    if hosts and rank != killed:
+        wait_until_gone(store)
     if rank == killed and fault.startswith("before"):
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == killed:  # when it waits for the others

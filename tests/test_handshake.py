@@ -31,7 +31,7 @@ TOLD = {  # of each scenario, what the error says on all ranks; {r} is the guilt
     "no hook": "rank {r} (stage {r}): handshake_ranks.NoHook has after_sample set to None",
     "other schema": "differs from that of rank 0 in entropy: float16 [batch]; entropy: float32",
     "raises": "(stage {r}): checking handshake_ranks.Good raised MemoryError: in the check",
-    "missing": "rank {r} did not call verify_pipeline within 1.5 s",
+    "missing": "rank {r} did not call verify_pipeline within 2.5 s",
     "no stage": "rank {r} gave no stage, and other ranks did",
 }
 
