@@ -56,10 +56,6 @@ class NoHook(Good):
     after_sample = None
 
 
-AGAIN = -1
-"""In place of a number: in a second group with the store of the first."""
-
-
 def scenarios(size: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """A name, the rank that it is about, and how that rank and the call differ from the others."""
     for rank in range(size):
@@ -103,13 +99,6 @@ def rank_main(rank: int, size: int, port: int, only: str, results: Any) -> None:
             except HandshakeError as error:
                 text = "" if error.report is None else error.report.to_json()
                 found.append((number, str(error), text, time.monotonic() - started))
-    dist.barrier()
-    dist.destroy_process_group()
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)  # the store is older
-    try:
-        verify_pipeline(Good() if rank else None, stage=rank, timeout=30)
-    except HandshakeError as error:
-        found.append((AGAIN, str(error), "", 0.0))
     results.put((rank, found))
     results.close()
     results.join_thread()
