@@ -166,7 +166,7 @@ def _agreed(store: Any, own: RankReport, size: int, timeout: float) -> PipelineR
             report = judged(ranks, size, timeout)
             store.compare_set(verdict, "", report.to_json())  # only the first is kept
         else:
-            time.sleep(POLL)
+            time.sleep(POLL)  # a store tells nobody that a key has come
     return PipelineReport.from_json(store.get(verdict).decode())
 
 
@@ -217,28 +217,25 @@ def judged(ranks: Sequence[RankReport], size: int, timeout: float = 0.0) -> Pipe
         " whether all ranks call it"
         for rank in missing
     ]
-    problems += _problems(ranks, size, complete=not missing)
+    problems += _problems(ranks, size)
     return PipelineReport(
         *(tuple(ranks), tuple(missing), tuple(problems), tuple(_warnings(ranks, size)))
     )
 
 
 def _stages(ranks: Sequence[RankReport], size: int) -> tuple[dict[int, int], int]:
-    """The stage of each rank, and the last one."""
+    """The stage of each rank, and the last one; -1 if that may be of a rank that did not come."""
     given = [one.stage for one in ranks if one.stage is not None]
     if not given:
         return {one.rank: one.rank for one in ranks}, size - 1
     stages = {one.rank: one.stage for one in ranks if one.stage is not None}
-    return stages, max(given)
+    return stages, max(given) if len(ranks) == size else -1
 
 
-def _problems(ranks: Sequence[RankReport], size: int, *, complete: bool) -> Iterator[str]:
+def _problems(ranks: Sequence[RankReport], size: int) -> Iterator[str]:
     stages, last = _stages(ranks, size)
-    given = [one.stage for one in ranks if one.stage is not None]
-    if given and complete and min(given) != 0:
-        yield f"no rank gave stage 0, and one gave {min(given)}: the first stage is 0"
-    if given and not complete:
-        last = -1  # it may be the stage of a rank that did not come
+    if stages and len(ranks) == size and min(stages.values()) != 0:
+        yield f"no rank gave stage 0, and one gave {min(stages.values())}: the first stage is 0"
     senders = [one for one in ranks if stages.get(one.rank) == last and one.observer]
     for one in ranks:
         stage = stages.get(one.rank)

@@ -176,14 +176,14 @@ def pop_auxiliary_output_from_pp_tensors(
     else:
         if marked:
             keys.append(FINGERPRINT)
-        if type(tensors) is not dict:
+        if type(tensors) is dict:
+            for key in keys:
+                try:
+                    del tensors[key]
+                except KeyError:  # the observer has taken it out itself
+                    continue
+        else:
             _remove(tensors, keys)
-            return output  # type: ignore[no-any-return]  # as `rebuild` has just checked
-        for key in keys:
-            try:
-                del tensors[key]
-            except KeyError:  # the observer has taken it out itself
-                continue
         return output  # type: ignore[no-any-return]  # as `rebuild` has just checked
     raise not_rebuilt(observer, output, finding)
 
