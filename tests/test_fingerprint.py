@@ -276,6 +276,17 @@ def test_changes_of_signs_and_of_whole_rows_do_not_cancel_out(
     assert not torch.equal(wires[0][FINGERPRINT], wires[1][FINGERPRINT])
 
 
+def test_signs_where_the_weights_alone_would_cancel_out_are_seen() -> None:
+    """The weights of these rows sum up to 0 modulo 2**23, those of the columns modulo 2**20."""
+    rows, columns = torch.zeros(495), torch.zeros(256)
+    rows[torch.tensor([0, 494, 1, 62])] = SIGNS
+    columns[torch.tensor([3, 61, 4, 62])] = SIGNS
+    before = torch.outer(rows, columns)
+    after = torch.where(before != 0, -before, before)
+    marks = [sent({"x": x})[FINGERPRINT] for x in (before, after)]
+    assert not torch.equal(*marks)
+
+
 def test_a_difference_that_was_there_is_not_covered_up_by_a_second_output() -> None:
     wire = sent({"x": torch.ones(4)})
     wire[PREFIX + "x"] = torch.zeros(4)
